@@ -29,6 +29,7 @@
 # make gpu          every check that needs a GPU, wherever there is one, into docs/results/gpu.md (PART=2: one part of six, 8 minutes at most)
 # make gpu-if-any   the same; where there is no GPU it says so and ends well
 # make drill        20 kills of a run at random moments and 4 of one on two hosts, resumed, and 50 of servers; compared with one undisturbed
+# make compat-v3    with SageMaker's SDK v3 in place of v2: requests, a job on the emulator, one in containers (needs a Docker engine)
 # make image        the CPU image of SageMaker's local mode (needs a Docker engine; docker/README.md)
 # make image-base   its base by debootstrap, where no registry of images can be reached
 # make image-training   the image for SageMaker, on one of AWS's Deep Learning Containers
@@ -44,12 +45,13 @@ PYTEST := $(VENV)/bin/python $(TESTS)
 ALONE := $(VENV)/bin/python -m pytest
 OLDEST := .venv-oldest
 SMDEBUG := .venv-smdebug
+SDK_V3 := .venv-v3
 OTHERS := .venv-others
 DEBIAN := .venv-debian
 AUDIT := .venv-audit
 OLDEST_PYTHON ?= $(shell PYENV_VERSION=3.10 python3.10 -c 'import sys; print(sys.executable)' 2>/dev/null || echo $(PYTHON))
 
-.PHONY: quickstart test test-slow test-debian audit compat compat-smdebug lint bench bench-kd bench-kd-vit bench-views bench-students bench-bank bench-pixels bench-training bench-scaling bench-input bench-insight bench-planted bench-planted-others bench-planted-foreign bench-remote bench-workers bench-tune mutants notebooks test-notebooks gpu gpu-if-any drill image image-base image-training test-docker clean
+.PHONY: quickstart test test-slow test-debian audit compat compat-smdebug compat-v3 lint bench bench-kd bench-kd-vit bench-views bench-students bench-bank bench-pixels bench-training bench-scaling bench-input bench-insight bench-planted bench-planted-others bench-planted-foreign bench-remote bench-workers bench-tune mutants notebooks test-notebooks gpu gpu-if-any drill image image-base image-training test-docker clean
 
 quickstart: $(INSTALLED)
 	$(LAUNCHER) prepare digits data/digits
@@ -88,6 +90,10 @@ compat: $(OLDEST)/.installed $(INSTALLED)
 
 compat-smdebug: $(SMDEBUG)/.installed $(INSTALLED)
 	$(VENV)/bin/python tests/insight/smdebug_compat.py --python $(SMDEBUG)/bin/python
+
+compat-v3: $(SDK_V3)/.installed image
+	LAUNCHER_TEST_SDK_V3=1 $(SDK_V3)/bin/python -m pytest tests/aws/sdk_v3
+	LAUNCHER_TEST_DOCKER=1 $(SDK_V3)/bin/python -m pytest tests/local_mode/test_engine.py -k "one_host or two_hosts"
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .
@@ -208,10 +214,14 @@ $(SMDEBUG)/.installed: pyproject.toml .ci/constraints-smdebug.txt .ci/install
 	PYTHON=$(OLDEST_PYTHON) .ci/install $(SMDEBUG) smdebug
 	touch $@
 
+$(SDK_V3)/.installed: pyproject.toml .ci/constraints-v3.txt .ci/install
+	PYTHON=$(PYTHON) .ci/install $(SDK_V3) v3
+	touch $@
+
 # beside .venv and not in it: what they need is there already, but for two small packages
 $(OTHERS)/.installed: Makefile
 	$(VENV)/bin/pip install --no-deps --target $(OTHERS) --upgrade traceml-ai==0.5.0 gpuprof==0.7.1 msgspec==0.22.0 nvidia-ml-py==13.615.71
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(OLDEST) $(SMDEBUG) $(OTHERS) $(DEBIAN) $(AUDIT) dist
+	rm -rf $(VENV) $(OLDEST) $(SMDEBUG) $(SDK_V3) $(OTHERS) $(DEBIAN) $(AUDIT) dist

@@ -20,8 +20,14 @@ sys.path.insert(0, str(ROOT / "entrypoints"))  # as the toolkit puts the code fo
 WITH_DOCKER = bool(os.environ.get("LAUNCHER_TEST_DOCKER"))
 """Whether the tests with a real Docker engine are wanted. They then run or fail: none is skipped."""
 
-OF_DOCKER = ["docker", *(f"local_mode/test_{name}.py" for name in ("engine", "labelling", "tune", "your_ci"))]
-collect_ignore = [] if WITH_DOCKER else OF_DOCKER
+OF_DOCKER = [
+    "docker",
+    *(f"local_mode/test_{name}.py" for name in ("engine", "labelling", "sdk_containers", "tune", "your_ci")),
+]
+OF_SDK_V3 = (
+    [] if os.environ.get("LAUNCHER_TEST_SDK_V3") else ["aws/sdk_v3"]
+)  # `make compat-v3`: v3 is there in place of v2
+collect_ignore = OF_SDK_V3 if WITH_DOCKER else OF_DOCKER + OF_SDK_V3
 
 WEIRD_NAMES = ["plain", "a blank", "it's", 'quo"te', "a'; echo foo", "ünï-码", "a#b?c%20d"]
 

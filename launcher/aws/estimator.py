@@ -1,4 +1,4 @@
-"""A plan's sagemaker.pytorch.PyTorch and its fit() inputs (SDK v2). Only this file and backends/local_mode.py import the SDK."""
+"""A plan's sagemaker.pytorch.PyTorch and its fit() inputs (SDK v2). Only this file imports SDK v2."""
 
 from __future__ import annotations
 

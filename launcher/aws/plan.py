@@ -1,4 +1,4 @@
-"""A plan for SageMaker: a summary of its request, and its estimator."""
+"""A plan for SageMaker: a summary of its request, and the SDK's own objects for it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.aws import estimator, session
+from launcher.aws import estimator, model_trainer, session
 from launcher.planner.plan import Plan, refuse_errors
 
 
@@ -20,6 +20,13 @@ class SageMakerPlan(Plan):
         boto_session = boto_session or session.boto_session(str(self.job.region))
         made = estimator.estimator(self.job, self.name, estimator.session(self.job, boto_session))
         return made, estimator.inputs(self.job, self.channels)
+
+    def model_trainer(self, boto_session: Any = None) -> Any:
+        refuse_errors(self)
+        model_trainer.require_sdk()
+        assert self.request is not None
+        boto_session = boto_session or session.boto_session(str(self.job.region))
+        return model_trainer.model_trainer(self.job, self.request, boto_session)
 
 
 def summary(request: Mapping[str, Any]) -> dict[str, str]:

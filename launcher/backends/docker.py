@@ -1,16 +1,20 @@
-"""The `docker` backend: SageMaker local mode with the SDK and Docker Compose, one container per host. No AWS, no credentials."""
+"""The `docker` backend: SageMaker's local mode with Docker Compose, one container per host. No AWS, no credentials, no SDK.
+
+The containers get what the local mode of SageMaker's SDK v2 gives them (sagemaker/local/image.py of 2.257.7; a test runs both). The
+SDK's own class shares one network and folder among all runs, keeps containers, writes files as root, limits /dev/shm to 64 MB and shares
+one model folder among hosts.
+"""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
 from pathlib import Path
 from typing import Any
 
-from launcher.aws import estimator, requirements
 from launcher.aws import request as requests
+from launcher.aws import requirements
 from launcher.backends import (
     compose,
     docker_containers,
@@ -23,7 +27,7 @@ from launcher.backends import (
 from launcher.backends.base import Backend
 from launcher.config.issues import Issue, UserError
 from launcher.config.job import Job
-from launcher.config.sections import Image, Input, Network
+from launcher.config.sections import Image
 from launcher.planner import groups
 from launcher.planner.plan import HostPlan, Plan
 from launcher.planner.source_package import SourceFile
@@ -38,10 +42,7 @@ PORT = 7777
 """The toolkit's rendezvous port. Each run has its own network, so the port is free."""
 
 REGION = "us-east-1"
-"""The SDK needs a region. It is never used."""
-
-ROLE = "arn:aws:iam::000000000000:role/local-mode"
-"""The SDK needs a role. It is never used."""
+"""The region of a job that names none. The toolkit is told one; nothing is asked there."""
 
 SPARED_MEMORY = 0.1
 """Share of this machine's memory that containers leave to it."""
@@ -83,16 +84,6 @@ class Docker(Backend):
         if shutil.which("docker") is None:
             issues.append(
                 Issue(key=docker_engine.KEY, found="no docker command on this machine", fix=docker_engine.INSTALL)
-            )
-        sdk = estimator.sdk_version()
-        if sdk is None or not sdk.startswith("2.") or importlib.util.find_spec("boto3") is None:
-            issues.append(
-                Issue(
-                    key=docker_engine.KEY,
-                    found=f"sagemaker {sdk} is installed" if sdk else "not installed: sagemaker",
-                    valid="SageMaker Python SDK v2, which has local mode",
-                    fix="make, or pip install -e '.[sagemaker]', in this kit's folder",
-                )
             )
         gpus = 0 if image(job) == IMAGE else local_hosts.gpu_count()
         issues += local_jobs.check_cluster(job, processes_per_host(job), gpus)
@@ -223,41 +214,20 @@ def processes_per_host(job: Job) -> int:
 
 
 def local_job(job: Job) -> Job:
-    """The job for the SDK's local mode, without the settings of SageMaker that it refuses."""
+    """The job as local mode's containers take it: their image, one kind of instance, no groups, and torchrun for smddp."""
+    gpus = gpu_count(job) and groups.host_count(job) == 1  # the SDK refuses local_gpu for several hosts
     compute = job.compute.model_copy(
         update={
-            "instance_type": "local_gpu" if gpu_count(job) else "local",
-            "instance_count": groups.host_count(job),
+            "instance_type": "local_gpu" if gpus else "local",
             "instance_groups": [],  # the SDK's local mode has none: the hosts' resourceconfig.json names them
-            "spot": False,
-            "max_wait_hours": None,
-            "keep_alive_minutes": None,
-            "max_attempts": None,
-            "training_plan": None,
-            "volume_key": None,
         }
     )
-    if gpu_count(job) and compute.instance_count > 1:
-        # the SDK refuses local_gpu for several hosts; the Compose file divides the GPUs
-        compute = compute.model_copy(update={"instance_type": "local"})
     return job.model_copy(
         update={
             "compute": compute,
             "distribution": "none" if job.distribution == "none" else "torchrun",
-            "custom_mpi_options": None,
             "image": Image(uri=image(job)),
             "region": job.region or REGION,
-            "role": job.role or ROLE,
-            "inputs": {name: Input(folder="here") for name in job.inputs},
-            "output": None,
-            "output_key": None,
-            "code": None,
-            "compress_output": True,
-            "checkpoints": None,
-            "network": Network(),
-            "profiling": None,
-            "debugger": None,
-            "tags": {},
         }
     )
 

@@ -28,12 +28,6 @@ class DockerSupervisor(supervisor.Supervisor):
         """The values of `shims`, with their `trouble`."""
 
     def start_hosts(self) -> None:
-        """Fit the estimator in local mode, which calls `start_containers`."""
-        from launcher.backends import local_mode
-
-        local_mode.fit(self.plan, self.folder.code, self.start_containers)
-
-    def start_containers(self) -> None:
         """Create network and containers with Compose, then start each container with its log."""
         command = [*self.engine["compose"], "--project-name", compose.project(self.plan.name)]
         command += ["--project-directory", str(self.folder.path), "--file", str(self.folder.path / compose.FILE)]

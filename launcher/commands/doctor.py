@@ -108,13 +108,12 @@ def _docker() -> Iterator[Need]:
         yield from (_missing("docker", "disk", issue) for issue in full)
         if not full:
             yield Need("docker", "disk", "ok", f"at least {docker_engine.LEAST_FREE_GB} GB free")
-    yield _sdk("docker", needed=True)
 
 
 def _aws() -> Iterator[Need]:
     boto3 = _package("aws", "boto3", "make, or pip install -e '.[aws]', in this kit's folder")
     yield boto3
-    yield _sdk("aws", needed=False)
+    yield _sdk()
     if boto3.state == "missing":
         yield Need("aws", "credentials", "not checked", "needs boto3")
         return
@@ -149,14 +148,12 @@ def _credentials() -> str | None:
     return found.method if found is not None else None
 
 
-def _sdk(backend: str, *, needed: bool) -> Need:
+def _sdk() -> Need:
     version = estimator.sdk_version()
-    if version is not None and version.startswith("2."):
-        return Need(backend, "SageMaker SDK", "ok", version)
-    found = f"{version}, which has no local mode and no PyTorch estimator" if version else "not installed"
-    if not needed:
-        return Need(backend, "SageMaker SDK", "ok", f"{found}; boto3 sends the same request")
-    return Need(backend, "SageMaker SDK", "missing", found, "make, or pip install 'sagemaker>=2.257.7,<3'")
+    if estimator.is_supported(version):
+        return Need("aws", "SageMaker SDK", "ok", version or "")
+    found = f"{version}: plan.model_trainer()" if (version or "").startswith("3.") else version or "not installed"
+    return Need("aws", "SageMaker SDK", "ok", f"{found}; boto3 sends the same request")
 
 
 def _package(backend: str, name: str, fix: str) -> Need:

@@ -184,10 +184,26 @@ class Plan:
         Raises:
             UserError: the plan has errors, is not for SageMaker, or the SDK is not installed.
         """
+        raise self._not_for_sagemaker("estimator")
+
+    def model_trainer(self, boto_session: Any = None) -> Any:
+        """The plan as a real sagemaker.train.ModelTrainer (SDK v3), with its inputs: `train(wait=False)` sends `request`. Before that,
+        `launcher.upload(plan)` must put the code and the `uploads` into S3.
+
+        Three things differ from `request`, for which a ModelTrainer has no word: it makes the job's name of `job.name` and the time,
+        SageMaker's own monitoring is not turned off (`ProfilerConfig`), and `EnableSageMakerMetricsTimeSeries` is not sent.
+
+        Args:
+            boto_session: a boto3.Session; None: a new one in the job's region.
+
+        Raises:
+            UserError: the plan has errors, is not for SageMaker, or asks for `profiling` or `debugger`; or SDK v3 is not installed.
+        """
+        raise self._not_for_sagemaker("ModelTrainer")
+
+    def _not_for_sagemaker(self, what: str) -> UserError:
         refuse_errors(self)
-        raise mistake(
-            "--on", f"a plan for {self.backend} has no estimator", "plan it for SageMaker: plan(job, on='aws')"
-        )
+        return mistake("--on", f"a plan for {self.backend} has no {what}", "plan it for SageMaker: plan(job, on='aws')")
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, complete."""

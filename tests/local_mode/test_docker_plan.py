@@ -1,4 +1,4 @@
-"""A plan for containers, and what the SDK's local mode makes of it. No engine is needed."""
+"""A plan for containers, beside what the local mode of SageMaker's SDK makes of the same job. No engine is needed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import psutil
 import pytest
 
 import launcher
-from launcher.backends import docker, local_mode
+from launcher.backends import compose, docker
 from launcher.config.sections import Input
 from tests.conftest import ROOT
+from tests.local_mode import sdk
 from tests.local_mode.conftest import no_network
 
 
@@ -126,25 +127,22 @@ def test_the_sdks_local_mode_takes_every_job_and_sends_what_the_plan_shows(scrip
     )
     plan = launcher.plan(job, on="docker")
     assert not plan.errors
-    started = []
-    local_mode.fit(plan, plan.source, lambda: started.append(plan.name))
-    assert started == [plan.name]
+    handed_over = sdk.hand_over(plan)
+    assert hyperparameters(plan, handed_over) == plan.hyperparameters
+    assert handed_over.channels == tuple(sorted(plan.channels)) == ("train",)
+    assert handed_over.environment == job.environment
+    assert handed_over.job_name == plan.name
 
 
 @pytest.mark.parametrize("smoke", [False, True])
 @pytest.mark.parametrize("config", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_configs_hyperparameters_reach_the_container_as_the_plan_shows_them(tmp_path, monkeypatch, config, smoke):
+def test_every_configs_hyperparameters_reach_the_container_as_the_plan_shows_them(tmp_path, config, smoke):
     (tmp_path / "data").touch()
     job = launcher.load(config, smoke=smoke)
     job = job.model_copy(update={"inputs": {name: Input(folder=str(tmp_path)) for name in job.inputs}})
     plan = launcher.plan(job, on="docker")
     assert not plan.errors
-    seen = []
-    monkeypatch.setattr(local_mode.Containers, "train", lambda _, inputs, output, given, *others: seen.append(given))
-    local_mode.fit(plan, plan.source, lambda: None)
-    [sent] = seen
-    corrected = {"sagemaker_submit_directory": '"/opt/ml/code"', "sagemaker_program": f'"{job.script}"'}
-    assert sent | corrected == plan.hyperparameters
+    assert hyperparameters(plan, sdk.hand_over(plan)) == plan.hyperparameters
     assert job.hyperparameters == {name: json.loads(plan.hyperparameters[name]) for name in job.hyperparameters}
 
 
@@ -159,7 +157,7 @@ def test_nothing_is_asked_at_ec2s_address_without_credentials(tmp_path):
     job = launcher.load("configs/kt_food_tag.yaml")
     estimator, inputs = launcher.plan(job, on="aws").estimator(boto3.Session("a", "b", region_name=job.region))
     assert boto3.DEFAULT_SESSION is None and "AWS_EC2_METADATA_DISABLED" not in __import__("os").environ
-    from launcher.backends import local_mode
+    from tests.local_mode import sdk
     print(type(estimator).__name__)
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
@@ -175,5 +173,27 @@ def test_a_script_below_the_source_folder_is_found_too(tmp_path):
     (tmp_path / "src/deep/script.py").write_text("print(1)")
     job = launcher.from_values({"name": "test", "script": "deep/script.py", "source": str(tmp_path / "src")})
     plan = launcher.plan(job, on="docker")
-    local_mode.fit(plan, plan.source, lambda: None)
     assert plan.hyperparameters["sagemaker_program"] == '"deep/script.py"'
+    assert hyperparameters(plan, sdk.hand_over(plan)) == plan.hyperparameters
+
+
+def test_without_the_sdk_a_plan_for_containers_has_no_issue_and_needs_no_boto3(script_job):
+    job = script_job("print(1)", distribution="torchrun", compute={"instance_count": 2})
+    code = f"""
+    import sys
+    sys.modules |= dict.fromkeys(("sagemaker", "boto3", "botocore", "moto"))  # importing one of them fails
+    import launcher
+    from launcher.backends import docker_supervisor
+    plan = launcher.plan(launcher.from_values({job.model_dump(exclude_defaults=True, mode="json")!r}), on="docker")
+    assert not plan.errors, plan
+    print(plan.hyperparameters["sagemaker_torch_distributed_enabled"])
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "true\n"), done.stderr
+
+
+def hyperparameters(plan: launcher.Plan, handed_over: sdk.HandedOver) -> dict[str, str]:
+    """Those that the SDK's containers get. It hands over the local folder and the script's bare name, and its own class corrects the first."""
+    assert handed_over.hyperparameters is not None
+    own = {"sagemaker_submit_directory": compose.CODE, "sagemaker_program": plan.job.script}
+    return handed_over.hyperparameters | {name: json.dumps(value) for name, value in own.items()}

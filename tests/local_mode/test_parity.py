@@ -6,7 +6,6 @@ LAUNCHER_TEST_DOCKER=1 adds the containers.
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import tarfile
 from collections.abc import Mapping
@@ -21,56 +20,12 @@ from launcher.emulator import Emulator
 from launcher.emulator import hosts as emulated
 from tests.conftest import WITH_DOCKER
 from tests.local_mode.conftest import IMAGE, wait_for_state
+from tests.local_mode.seen import SEEN, Seen, compare
 
 DECLARED: dict[str, Mapping[str, str]] = {"process": Process.DIFFERENCES, "aws": emulated.DIFFERENCES}
 """Backend -> what differs there from SageMaker; for aws it is the emulator that differs."""
 if WITH_DOCKER:
     DECLARED["docker"] = docker.Docker.DIFFERENCES
-
-SEEN = """
-    import json, os, pathlib, sys
-    rank = os.environ.get("RANK", "0")
-    config = pathlib.Path(os.environ["SM_INPUT_CONFIG_DIR"])
-    seen = {
-        "arguments": sys.argv[1:],
-        "environment": dict(os.environ),
-        "config": {file.name: json.loads(file.read_text()) for file in sorted(config.iterdir()) if file.suffix == ".json"},
-        "channels": {name: sorted(os.listdir(f"/{config}/../data/{name}")) for name in json.loads(os.environ["SM_CHANNELS"])},
-        "code": sorted(os.listdir()), "base": str(config.parents[1]),
-    }
-    output = pathlib.Path(os.environ["SM_OUTPUT_DATA_DIR"], os.environ["SM_CURRENT_HOST"])
-    output.mkdir(exist_ok=True)
-    (output / f"seen-{rank}.json").write_text(json.dumps(seen))
-    if rank == "0":
-        (output / "result.json").write_text('{"accuracy": 0.5}')
-        (output / "metrics-0.jsonl").write_text('{"step": 1, "loss": 2.0}\\n')
-        pathlib.Path(os.environ["SM_MODEL_DIR"], "weights").write_text("w")
-    if "RANK" in os.environ:
-        import torch.distributed as dist
-        dist.init_process_group("gloo")
-        dist.barrier()
-        dist.destroy_process_group()
-"""
-
-OF_THE_SHELL = {
-    *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "HOSTNAME", "PWD", "OLDPWD"),
-    *("SHLVL", "_", "no_proxy", "LD_LIBRARY_PATH", "CUDA_HOME", "PYTHONPATH", "PYTHONIOENCODING", "SM_DLC_TORCH_VERSION"),
-}  # fmt: skip
-"""Variables that no backend promises: they are the image's, or this shell's."""
-
-OF_A_RUN = re.compile(r"TORCHELASTIC_\w+")
-"""Set by torchrun for this one run."""
-
-NESTED = {
-    "network_interface_name": "SM_NETWORK_INTERFACE_NAME",
-    "current_instance_type": "SM_CURRENT_INSTANCE_TYPE",
-    "instance_type": "SM_CURRENT_INSTANCE_TYPE",
-    "sagemaker_instance_type": "SM_CURRENT_INSTANCE_TYPE",
-    "sagemaker_region": "SAGEMAKER_REGION",
-    "sagemaker_submit_directory": "SM_MODULE_DIR",
-    "module_dir": "SM_MODULE_DIR",
-}
-"""Where the value of a variable stands in other variables and files: a key there -> the variable, by which it is declared."""
 
 REGION, BUCKET = "us-west-2", "amzn-s3-demo-bucket"
 ROLE = "arn:aws:iam::123456789012:role/SageMakerTraining"
@@ -116,7 +71,7 @@ def test_the_same_job_gives_the_same_script_the_same(emulator, script_job, reque
         wait_for_state(run, "Completed", 150)
     for one, other in itertools.combinations(DECLARED, 2):
         for rank in range(2 * hosts) if hosts == 2 else [0]:
-            compare(Seen(runs[one], rank), Seen(runs[other], rank), DECLARED[one], DECLARED[other])
+            compare(*(of_run(runs[name], rank) for name in (one, other)), DECLARED[one], DECLARED[other])
     for name, run in runs.items():
         assert run.result() == {"accuracy": 0.5}
         assert run.metrics() == [{"step": 1, "loss": 2.0}]
@@ -160,57 +115,17 @@ def test_groups_give_the_same_script_the_same(emulator, script_job, request, tmp
         wait_for_state(run, "Completed", 150)
     for one, other in itertools.combinations(DECLARED, 2):
         for number in (1, 2):
-            compare(*(Seen(runs[name], 0, f"*{number}") for name in (one, other)), DECLARED[one], DECLARED[other])
+            compare(*(of_run(runs[name], 0, f"*{number}") for name in (one, other)), DECLARED[one], DECLARED[other])
     for run in runs.values():
-        assert [Seen(run, 0, f"*{number}").environment.get("WORLD_SIZE") for number in (1, 2)] == [None, "1"]
-        assert [[*Seen(run, 0, f"*{number}").rest["channels"]] for number in (1, 2)] == [
+        assert [of_run(run, 0, f"*{number}").environment.get("WORLD_SIZE") for number in (1, 2)] == [None, "1"]
+        assert [[*of_run(run, 0, f"*{number}").rest["channels"]] for number in (1, 2)] == [
             ["train"],
             ["train", "weights"],
         ]
 
 
-class Seen:
-    """What one rank's script saw of a run, with the names of folders, runs and hosts that are the same on all backends."""
-
-    def __init__(self, run: launcher.Run, rank: int, host: str = "*"):
-        [file] = run.folder.path.rglob(f"output/data/{host}/seen-{rank}.json")
-        text = file.read_text()
-        self.raw = json.loads(text)["environment"]
-        text = text.replace(json.loads(text)["base"], "/opt/ml").replace(run.name, "RUN")
-        seen = json.loads(re.sub(r"127\.0\.0\.(\d)", r"algo-\1", text))
-        self.environment, self.config = seen.pop("environment"), seen.pop("config")
-        self.rest = seen
-
-
-def compare(one: Seen, other: Seen, of_one: Mapping[str, str], of_other: Mapping[str, str]) -> None:
-    """What differs is declared by one of the two, and what only one of them declares does differ."""
-    declared = {*of_one, *of_other}
-    assert one.rest == other.rest and one.rest["arguments"][:2] == ["-a", "1"]
-    assert {name: _without(declared, config) for name, config in one.config.items()} == {
-        name: _without(declared, config) for name, config in other.config.items()
-    }
-    names = {name for name in {*one.raw, *other.raw} - OF_THE_SHELL if not OF_A_RUN.fullmatch(name)}
-    values = {name: (one.environment.get(name), other.environment.get(name)) for name in names - declared}
-    undeclared = {
-        name: pair for name, pair in values.items() if _comparable(declared, pair[0]) != _comparable(declared, pair[1])
-    }
-    assert undeclared == {}
-    for name in ({*of_one} ^ {*of_other}) & names:
-        assert one.raw.get(name) != other.raw.get(name), f"{name} is declared to differ"
-
-
-def _comparable(declared: set[str], value: str | None) -> object:
-    """A variable's value, or the JSON in it without what is declared."""
-    try:
-        return _without(declared, json.loads(value or ""))
-    except ValueError:
-        return value
-
-
-def _without(declared: set[str], value: object) -> object:
-    if isinstance(value, dict):
-        return {key: _without(declared, item) for key, item in value.items() if NESTED.get(key) not in declared}
-    return [_without(declared, item) for item in value] if isinstance(value, list) else value
+def of_run(run: launcher.Run, rank: int, host: str = "*") -> Seen:
+    return Seen(run.folder.path, run.name, rank, host)
 
 
 def _same_on_all(command: str) -> str:

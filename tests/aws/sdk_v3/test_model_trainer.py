@@ -1,0 +1,94 @@
+"""Where SDK v3 is installed in place of v2: its ModelTrainer sends the planned request, and all else of the kit works. `make compat-v3`"""
+
+from __future__ import annotations
+
+import copy
+import importlib.metadata
+from typing import Any
+
+import boto3
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+import launcher
+from launcher.aws import model_trainer
+from tests.aws.conftest import REGION, TRAINS, complaints, described, started
+from tests.aws.generated_jobs import CONFIGS, NAME, jobs, planned
+
+
+@pytest.fixture(autouse=True)
+def without_the_sdks_own_questions(monkeypatch):
+    """SDK v3 asks IAM what a role may do, which moto does not answer."""
+    monkeypatch.setenv("SAGEMAKER_VALIDATE_ROLE", "false")
+
+
+def test_sdk_v3_is_here_in_place_of_v2():
+    assert importlib.metadata.version("sagemaker-train").startswith("1.")
+    with pytest.raises(ImportError):
+        import sagemaker.pytorch  # noqa: F401
+
+
+def sent_by_the_trainer(job: launcher.Job) -> dict[str, Any]:
+    """What `train()` would send."""
+    boto_session = boto3.Session(region_name=job.region, aws_access_key_id="testing", aws_secret_access_key="testing")
+    return model_trainer.model_trainer(job, planned(job), boto_session)._create_training_job_args(boto3=True)
+
+
+def sayable(request: dict[str, Any]) -> dict[str, Any]:
+    """A planned request without the three things that the docstring of `Plan.model_trainer` says are lost."""
+    made = copy.deepcopy(request)
+    del made["TrainingJobName"]
+    assert made.pop("ProfilerConfig") == {"DisableProfiler": True}
+    made["AlgorithmSpecification"].pop("EnableSageMakerMetricsTimeSeries", None)
+    return made
+
+
+def same(job: launcher.Job) -> None:
+    sent = sent_by_the_trainer(job)
+    assert sent.pop("TrainingJobName").startswith(job.name)
+    assert sent == sayable(planned(job))
+    assert complaints({**sent, "TrainingJobName": NAME}) == []
+
+
+@pytest.mark.parametrize("smoke", [False, True], ids=["full", "smoke"])
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda file: file.stem)
+def test_every_config_sends_its_planned_request(config, smoke):
+    job = launcher.load(config, smoke=smoke)
+    same(job.model_copy(update={"profiling": None, "debugger": None}))
+
+
+def test_generated_jobs_send_their_planned_requests():
+    @settings(max_examples=25, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @given(jobs())
+    def check(job):
+        same(job.model_copy(update={"profiling": None, "debugger": None}))
+
+    check()
+
+
+def test_the_estimator_of_sdk_v2_is_refused_with_the_way_on(sagemaker_job):
+    with pytest.raises(launcher.UserError, match="2.257.7"):
+        launcher.plan(sagemaker_job("print(1)"), on="aws").estimator()
+
+
+def test_a_trainers_job_runs_on_the_emulator_and_is_followed(sagemaker_job, data):
+    job = sagemaker_job(
+        TRAINS, inputs={"train": {"folder": str(data)}}, hyperparameters={"name": "it's", "deep": True, "rate": 0.1}
+    )
+    plan = launcher.plan(job, on="aws")
+    launcher.upload(plan)
+    trainer = plan.model_trainer()
+    trainer.train(wait=False, logs=False)
+    name = trainer._latest_training_job.training_job_name
+    run = launcher.attach(name, region=REGION)
+    assert run.wait(120) == "Completed", run.outcome()
+    assert run.result() == {"validation_accuracy": 0.9}
+    parameters = described(name)["HyperParameters"]
+    assert (parameters["name"], parameters["deep"], parameters["rate"]) == ('"it\'s"', "true", "0.1")
+    assert "read ['a.txt', 'b ü.txt']" in [line for _, line in run.logs()]
+
+
+def test_launcher_runs_a_job_by_boto3_and_follows_it(sagemaker_job, data):
+    run = started(sagemaker_job(TRAINS, inputs={"train": {"folder": str(data)}}))
+    assert run.wait(120) == "Completed", run.outcome()
+    assert run.result() == {"validation_accuracy": 0.9} and run.metrics()
