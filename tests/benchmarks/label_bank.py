@@ -19,10 +19,10 @@ from distillation import DATA, INPUTS, SEEDS, STUDENT, TEACHER, train
 from launcher.labels.bank import rules
 from launcher.prepare import prepare
 
-REFERENCE = "all in fp32"
+REFERENCE, HALVES = "all in fp32", "5 in fp16"
 ARMS = {
     REFERENCE: {"top_k": None, "precision": "fp32"},
-    "5 in fp16": {"top_k": 5, "precision": "fp16"},
+    HALVES: {"top_k": 5, "precision": "fp16"},
     "5 in int8": {"top_k": 5, "precision": "int8"},
     "5 in int4": {"top_k": 5, "precision": "int4"},
 }
@@ -59,13 +59,14 @@ def main() -> None:
     print(f"\ntest accuracy, mean ± sd over {len(SEEDS)} seeds; {(time.monotonic() - started) / 60:.0f} minutes")
     for name, accuracies in found.items():
         print(f"{name:<12} {statistics.mean(accuracies):.2f} ± {statistics.stdev(accuracies):.2f}")
-    for name in [name for name in ARMS if name != REFERENCE]:
-        gains = [there - here for there, here in zip(found[name], found[REFERENCE], strict=True)]
+    pairs = [(name, REFERENCE) for name in ARMS if name != REFERENCE]
+    for name, before in [*pairs, ("5 in int8", HALVES), ("5 in int4", HALVES)]:
+        gains = [there - here for there, here in zip(found[name], found[before], strict=True)]
         mean, error = statistics.mean(gains), statistics.stdev(gains) / len(gains) ** 0.5
         kept = "within" if mean >= -ALLOWED else "beyond"
         listed = ", ".join(f"{gain:+.2f}" for gain in gains)
         print(
-            f"{name} over {REFERENCE}, by seed: {listed} points; mean {mean:+.2f} ± {error:.2f} (standard error), {kept} {ALLOWED}"
+            f"{name} over {before}, by seed: {listed} points; mean {mean:+.2f} ± {error:.2f} (standard error), {kept} {ALLOWED}"
         )
 
 
