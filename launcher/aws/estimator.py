@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
-import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from launcher.aws import request
-from launcher.config.issues import mistake
 from launcher.config.job import Job
 from launcher.config.sections import Input
 
@@ -24,30 +21,6 @@ NO_TELEMETRY = {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": {
 
 NO_METADATA = "AWS_EC2_METADATA_DISABLED"
 """Where this variable is true, boto3 sends no request to EC2's metadata address."""
-
-
-def require_sdk() -> None:
-    """Raise UserError where no supported SageMaker Python SDK v2 is installed."""
-    version = sdk_version()
-    if not is_supported(version):
-        found = f"sagemaker {version} is installed" if version else "not installed: sagemaker"
-        raise mistake(
-            "estimator", found, "pip install 'sagemaker>=2.257.7,<3'", valid="SageMaker Python SDK v2, 2.257.7 or newer"
-        )
-
-
-def is_supported(version: str | None) -> bool:
-    """Whether an SDK version is supported: 2.257.7 is the oldest that is tested, and 3 has no such estimator."""
-    numbers = re.match(r"2\.(\d+)\.(\d+)", version or "")
-    return numbers is not None and (int(numbers[1]), int(numbers[2])) >= (257, 7)
-
-
-def sdk_version() -> str | None:
-    """The installed SageMaker SDK's version, without importing it; None: not installed."""
-    try:
-        return importlib.metadata.version("sagemaker")
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 @contextlib.contextmanager

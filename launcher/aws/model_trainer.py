@@ -7,33 +7,21 @@ toolkit starts the uploaded code, as it does for the estimator.
 
 from __future__ import annotations
 
-import importlib.metadata
+import contextlib
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from launcher.aws.estimator import NO_TELEMETRY
-from launcher.config.issues import Issue, UserError, mistake
+from launcher.aws.estimator import NO_TELEMETRY, isolated_credentials
+from launcher.config.issues import Issue, UserError
 from launcher.config.job import Job
 
 if TYPE_CHECKING:
     from sagemaker.train import ModelTrainer
 
-PACKAGE = "sagemaker-train"
-"""The part of SDK v3 that trains; the package `sagemaker` of version 3 brings it."""
-
-
-def require_sdk() -> None:
-    """Raise UserError where SDK v3 is not installed. It cannot be beside v2: both are the package `sagemaker`."""
-    try:
-        importlib.metadata.version(PACKAGE)
-    except importlib.metadata.PackageNotFoundError:
-        raise mistake(
-            "model_trainer",
-            f"not installed: {PACKAGE}",
-            "in an environment without SDK v2: pip install 'sagemaker>=3'; with v2, plan.estimator() sends the same request",
-            valid="SageMaker Python SDK v3",
-        ) from None
+ROLE_CHECK = "SAGEMAKER_VALIDATE_ROLE"
+"""Unless this variable is false, SDK v3 asks IAM what the role may do whenever a trainer is made, and fails without an answer."""
 
 
 def unsayable(job: Job) -> list[Issue]:
@@ -52,7 +40,7 @@ def unsayable(job: Job) -> list[Issue]:
 
 
 def model_trainer(job: Job, request: Mapping[str, Any], boto_session: Any) -> ModelTrainer:
-    """The trainer whose `train()` sends the planned request.
+    """The trainer whose `train()` sends the planned request. Making it asks AWS nothing; `launcher plan --check` looks at the role.
 
     Args:
         job: whose `request` it is.
@@ -63,6 +51,11 @@ def model_trainer(job: Job, request: Mapping[str, Any], boto_session: Any) -> Mo
     issues = unsayable(job)
     if issues:
         raise UserError(issues)
+    with isolated_credentials(boto_session), _without_questions():
+        return _model_trainer(job, request, boto_session)
+
+
+def _model_trainer(job: Job, request: Mapping[str, Any], boto_session: Any) -> ModelTrainer:
     from sagemaker.core import shapes
     from sagemaker.core.helper.session_helper import Session
     from sagemaker.core.training.configs import Compute, Networking
@@ -100,6 +93,20 @@ def model_trainer(job: Job, request: Mapping[str, Any], boto_session: Any) -> Mo
     if retries:
         made.with_retry_strategy(shapes.RetryStrategy(**_named(retries)))
     return made
+
+
+@contextlib.contextmanager
+def _without_questions() -> Iterator[None]:
+    """Let SDK v3 take the role as it is."""
+    before = os.environ.get(ROLE_CHECK)
+    os.environ[ROLE_CHECK] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[ROLE_CHECK]
+        else:
+            os.environ[ROLE_CHECK] = before
 
 
 def _named(part: Any) -> Any:

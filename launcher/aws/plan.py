@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.aws import estimator, model_trainer, session
+from launcher.aws import estimator, model_trainer, sdk, session
 from launcher.planner.plan import Plan, refuse_errors
 
 
@@ -16,14 +16,14 @@ class SageMakerPlan(Plan):
 
     def estimator(self, boto_session: Any = None) -> tuple[Any, dict[str, Any]]:
         refuse_errors(self)
-        estimator.require_sdk()
+        sdk.require_v2()
         boto_session = boto_session or session.boto_session(str(self.job.region))
         made = estimator.estimator(self.job, self.name, estimator.session(self.job, boto_session))
         return made, estimator.inputs(self.job, self.channels)
 
     def model_trainer(self, boto_session: Any = None) -> Any:
         refuse_errors(self)
-        model_trainer.require_sdk()
+        sdk.require_v3()
         assert self.request is not None
         boto_session = boto_session or session.boto_session(str(self.job.region))
         return model_trainer.model_trainer(self.job, self.request, boto_session)

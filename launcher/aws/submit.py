@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from launcher.aws import estimator, session
+from launcher.aws import sdk, session
 from launcher.config.issues import mistake
 from launcher.planner.plan import Plan
 
@@ -21,10 +21,9 @@ def create(plan: Plan) -> str:
     Raises:
         botocore's errors; UserError where the SDK would change the planned request.
     """
-    version = estimator.sdk_version()
-    if estimator.is_supported(version):
+    if sdk.supports_estimators():
         through_estimator(plan)
-        return f"sagemaker {version}"
+        return f"sagemaker {sdk.v2()}"
     assert plan.request is not None
     session.client("sagemaker", str(plan.job.region)).create_training_job(**plan.request)
     return "boto3"

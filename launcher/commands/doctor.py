@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from launcher.aws import estimator
+from launcher.aws import sdk
 from launcher.backends import docker, docker_engine, process
 from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE, RUN_FAILED
@@ -149,11 +149,9 @@ def _credentials() -> str | None:
 
 
 def _sdk() -> Need:
-    version = estimator.sdk_version()
-    if estimator.is_supported(version):
-        return Need("aws", "SageMaker SDK", "ok", version or "")
-    found = f"{version}: plan.model_trainer()" if (version or "").startswith("3.") else version or "not installed"
-    return Need("aws", "SageMaker SDK", "ok", f"{found}; boto3 sends the same request")
+    found = sdk.v2() or (f"{sdk.TRAINS} {sdk.v3()}" if sdk.v3() else "not installed")
+    here = found if sdk.supports_estimators() else f"{found}; boto3 sends the same request"
+    return Need("aws", "SageMaker SDK", "ok", here)
 
 
 def _package(backend: str, name: str, fix: str) -> Need:

@@ -191,7 +191,7 @@ class Plan:
         `launcher.upload(plan)` must put the code and the `uploads` into S3.
 
         Three things differ from `request`, for which a ModelTrainer has no word: it makes the job's name of `job.name` and the time,
-        SageMaker's own monitoring is not turned off (`ProfilerConfig`), and `EnableSageMakerMetricsTimeSeries` is not sent.
+        SageMaker's own profiling, which costs, is not turned off (`ProfilerConfig`), and `EnableSageMakerMetricsTimeSeries` is not sent.
 
         Args:
             boto_session: a boto3.Session; None: a new one in the job's region.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+
 import pytest
 
 import launcher
-from launcher.aws import model_trainer
+from launcher.aws import model_trainer, sdk
+from launcher.commands import doctor
 from tests.aws.generated_jobs import BASE, planned
 from tests.aws.jobs import changed
 
@@ -14,8 +17,36 @@ def test_beside_sdk_v2_it_is_refused_with_both_ways_on(good):
     with pytest.raises(launcher.UserError) as refused:
         launcher.plan(launcher.from_values(good), on="aws").model_trainer()
     [issue] = refused.value.issues
-    assert issue.found == "not installed: sagemaker-train"
-    assert "pip install 'sagemaker>=3'" in issue.fix and "plan.estimator()" in issue.fix
+    assert issue.found == f"sagemaker {importlib.metadata.version('sagemaker')} is installed, which has no ModelTrainer"
+    assert issue.fix.startswith("plan.estimator(), or an environment of its own with pip install 'sagemaker>=3")
+
+
+@pytest.mark.parametrize(
+    ("installed", "estimator", "trainer", "doctor_says"),
+    [
+        ({}, "not installed: sagemaker", "not installed: sagemaker-train", "not installed; boto3"),
+        ({"sagemaker": "2.257.7"}, None, "sagemaker 2.257.7 is installed", "2.257.7"),
+        ({"sagemaker": "2.100.0"}, "sagemaker 2.100.0 is installed", "sagemaker 2.100.0", "2.100.0; boto3"),
+        ({"sagemaker": "3.27.0", "sagemaker-train": "1.27.0"}, "sagemaker-train 1.27.0", None, "sagemaker-train 1.27.0; boto3"),
+        ({"sagemaker-train": "1.28.1"}, "sagemaker-train 1.28.1", None, "sagemaker-train 1.28.1; boto3"),
+        ({"sagemaker-train": "1.2.0"}, "sagemaker-train 1.2.0", "sagemaker-train 1.2.0 is installed", "sagemaker-train 1.2.0; boto3"),
+        # pip lets one be installed over the other, and then v2's package hides what v3 needs
+        ({"sagemaker": "2.257.7", "sagemaker-train": "1.27.0"}, None, "sagemaker 2.257.7 is installed", "2.257.7"),
+    ],
+)  # fmt: skip
+def test_each_sdk_alone_beside_the_other_and_too_old(monkeypatch, installed, estimator, trainer, doctor_says):
+    monkeypatch.setattr(sdk, "_version", installed.get)
+    for require, refused in ((sdk.require_v2, estimator), (sdk.require_v3, trainer)):
+        if refused is None:
+            require()
+            continue
+        with pytest.raises(launcher.UserError) as raised:
+            require()
+        [issue] = raised.value.issues
+        assert issue.found.startswith(refused) and "pip install" in issue.fix
+        assert ("plan." in issue.fix) == (bool(sdk.v3()) if require is sdk.require_v2 else bool(sdk.v2()))
+    [need] = [need for need in doctor.look() if need.subject == "SageMaker SDK"]
+    assert need.found.startswith(doctor_says) and need.state == "ok"
 
 
 def test_a_plan_with_errors_or_for_another_backend_has_none(good):

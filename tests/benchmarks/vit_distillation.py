@@ -5,8 +5,8 @@ The teacher is DINOv2 ViT-S/14 with a head for 15 kinds of pictures, made of pub
 learn from the others. So every picture is judged once, and a seed's students differ in what they learn from alone: the same images,
 initial weights, order and steps.
 
-Two parts: with the labels of all pictures, and with those of ten of each kind, to teacher and students alike; one student then takes the
-others, too, without a label.
+Two parts: with the labels of all pictures, and with those of ten of each kind, to teacher and students alike; two of the students then
+take all pictures, too, without a label.
 
 The settings were fixed before the first run: temperature and weight of the labels are those of configs/vit_student.yaml, the weight of
 the features that of the example in timm's FeatureDistillationTask. None was tuned on these pictures. Needs Debian's package
@@ -42,6 +42,8 @@ STUDENT = {
 }  # fmt: skip
 FEATURES = {"features": {"loss": "cosine", "level": "tokens", "weight": 5}}
 FEW = {"images_per_class": 10}
+"""Labels that teacher and students see in the second part."""
+
 ALL_LABELS = {
     "alone": {"hard_label_weight": 1},
     "on logits": {"hard_label_weight": 0.2},
@@ -54,7 +56,7 @@ FEW_LABELS = {
     "on logits, and without labels": {**FEW, "hard_label_weight": 0.2, "unlabelled": {"per_labelled": 3}},
     "on both, and without labels": {**FEW, "hard_label_weight": 0.2, "unlabelled": {"per_labelled": 3}, **FEATURES},
 }
-"""What the student learns from."""
+"""What the students of either part learn from."""
 
 
 def split(fold: int) -> dict[str, dict[str, str]]:
@@ -83,8 +85,9 @@ def learn(part: str, head: dict, arms: dict[str, dict]) -> dict[str, list[dict]]
         results["teacher"].append(
             train(teacher, "train_classifier.py", {**COMMON, **TEACHER, **head, "seed": seed}, inputs | weights)
         )
-        prepare(FOLDS / str(fold) / "train", FOLDS / f"{fold}-unlabelled", unlabelled=True)
         unlabelled = {"unlabelled": {"folder": str(FOLDS / f"{fold}-unlabelled/unlabelled")}}
+        if any("unlabelled" in arm for arm in arms.values()):
+            prepare(FOLDS / str(fold) / "train", FOLDS / f"{fold}-unlabelled", unlabelled=True)
         for name, arm in arms.items():
             taught = {} if name == "alone" else {"teacher": {"run": teacher}}
             own = {**inputs, **taught, **(unlabelled if "unlabelled" in arm else {})}
@@ -97,8 +100,8 @@ def learn(part: str, head: dict, arms: dict[str, dict]) -> dict[str, list[dict]]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("parts", nargs="*", metavar="all|few", help="the labels of which pictures; default: both parts")
-    parts = parser.parse_args().parts or ["all", "few"]
+    parser.add_argument("--labels", choices=("all", "few"), help="of which pictures; default: both parts")
+    parts = [given] if (given := parser.parse_args().labels) else ["all", "few"]
     print(prepare(PICTURES, PREPARED, size=96))
     print(published_weights("dinov2-small", WEIGHTS))
     judged = f"accuracy on held-out pictures, mean ± sd over {len(SEEDS)} folds"
@@ -114,6 +117,7 @@ def main() -> None:
         for name in list(FEW_LABELS)[1:]:
             show_gain(results, f"student {name}", "student alone")
         show_gain(results, "student on logits, and without labels", "student on logits")
+        show_gain(results, "student on both, and without labels", "student on logits, and without labels")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ The docker backend makes its containers without the SDK; tests hold it to what t
 
 from __future__ import annotations
 
+import subprocess
 import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from urllib.parse import quote
 import boto3
 
 from launcher.aws import estimator
-from launcher.backends import docker
+from launcher.backends import docker, docker_engine
 from launcher.config.job import Job
 from launcher.config.sections import Input, Network
 from launcher.planner import groups
@@ -92,7 +93,13 @@ def run(plan: Plan, code: Path, root: Path) -> None:
         session.config["local"]["container_root"] = str(root)
 
     root.mkdir()
-    _fit(plan, code, keep_below, output=f"file://{root}", wait=True)
+    try:
+        _fit(plan, code, keep_below, output=f"file://{root}", wait=True)
+    finally:
+        found = docker_engine.find_compose()
+        assert found is not None
+        for file in root.glob("*/docker-compose.yaml"):  # the SDK leaves its containers and its network
+            subprocess.run([*found[0], "--file", str(file), "down"], capture_output=True, check=True)
     with tarfile.open(root / "output.tar.gz") as archive:
         archive.extractall(root / "output", filter="data")
 

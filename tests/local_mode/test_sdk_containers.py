@@ -35,6 +35,8 @@ OF_THE_SDK = {
 }
 """What differs in the SDK's containers from the backend's, which are as SageMaker's there."""
 
+MINE = "it's; $HOME"
+
 
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_the_sdks_local_mode_shows_a_script_what_the_backend_shows_it(engine, script_job, tmp_path, monkeypatch, hosts):
@@ -44,7 +46,7 @@ def test_the_sdks_local_mode_shows_a_script_what_the_backend_shows_it(engine, sc
     job = script_job(
         SEEN,
         inputs={"train": {"folder": str(tmp_path / "data")}},
-        environment={"MINE": "it's; $HOME"},
+        environment={"MINE": MINE},
         hyperparameters={"a": 1, "name": "it's", "table": {"x": [1, None]}, "none": None, "rate": 0.1, "deep": True},
         distribution="torchrun" if hosts == 2 else "none",
         compute={"instance_count": hosts, "processes_per_host": 2 if hosts == 2 else None},
@@ -56,6 +58,7 @@ def test_the_sdks_local_mode_shows_a_script_what_the_backend_shows_it(engine, sc
     sdk.run(plan, run.folder.code, root)
     for rank in range(2 * hosts) if hosts == 2 else [0]:
         compare(Seen(run.folder.path, run.name, rank), Seen(root, plan.name, rank), OF_THE_BACKEND, OF_THE_SDK)
+        assert Seen(run.folder.path, run.name, rank).environment["MINE"] == MINE
     for archive in (run.folder.model, root / "model.tar.gz"):
         with tarfile.open(archive) as model:
             assert [name for name in model.getnames() if name != "."] == ["weights"]

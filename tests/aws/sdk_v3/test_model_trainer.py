@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.metadata
+import os
 from typing import Any
 
 import boto3
@@ -12,14 +13,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 import launcher
 from launcher.aws import model_trainer
-from tests.aws.conftest import REGION, TRAINS, complaints, described, started
-from tests.aws.generated_jobs import CONFIGS, NAME, jobs, planned
-
-
-@pytest.fixture(autouse=True)
-def without_the_sdks_own_questions(monkeypatch):
-    """SDK v3 asks IAM what a role may do, which moto does not answer."""
-    monkeypatch.setenv("SAGEMAKER_VALIDATE_ROLE", "false")
+from launcher.commands import doctor
+from tests.aws.conftest import REGION, TRAINS, Sent, complaints, described, started
+from tests.aws.generated_jobs import BASE, CONFIGS, NAME, jobs, planned
+from tests.local_mode.conftest import no_network
 
 
 def test_sdk_v3_is_here_in_place_of_v2():
@@ -29,9 +26,17 @@ def test_sdk_v3_is_here_in_place_of_v2():
 
 
 def sent_by_the_trainer(job: launcher.Job) -> dict[str, Any]:
-    """What `train()` would send."""
+    """What `train()` gives to botocore, which then sends nothing."""
+
+    def stop(params: dict[str, Any], **_: Any) -> None:
+        raise Sent(dict(params))
+
     boto_session = boto3.Session(region_name=job.region, aws_access_key_id="testing", aws_secret_access_key="testing")
-    return model_trainer.model_trainer(job, planned(job), boto_session)._create_training_job_args(boto3=True)
+    boto_session.events.register("before-parameter-build.sagemaker.CreateTrainingJob", stop)
+    trainer = model_trainer.model_trainer(job, planned(job), boto_session)
+    with pytest.raises(Sent) as sent:
+        trainer.train(wait=False, logs=False)
+    return sent.value.params
 
 
 def sayable(request: dict[str, Any]) -> dict[str, Any]:
@@ -67,8 +72,21 @@ def test_generated_jobs_send_their_planned_requests():
 
 
 def test_the_estimator_of_sdk_v2_is_refused_with_the_way_on(sagemaker_job):
-    with pytest.raises(launcher.UserError, match="2.257.7"):
+    with pytest.raises(
+        launcher.UserError, match=r"(?s)which has no estimator.*plan.model_trainer\(\), or an environment of its own"
+    ):
         launcher.plan(sagemaker_job("print(1)"), on="aws").estimator()
+    assert any(need.found.startswith("sagemaker-train 1.") for need in doctor.look() if need.subject == "SageMaker SDK")
+
+
+@pytest.mark.parametrize("key", [None, "testing"])
+def test_a_trainer_is_made_with_and_without_credentials_and_asks_nothing(monkeypatch, key):
+    """SDK v3 would ask IAM what the role may do."""
+    monkeypatch.setattr("socket.socket.connect", no_network)
+    job = launcher.from_values(BASE)
+    boto_session = boto3.Session(region_name=job.region, aws_access_key_id=key, aws_secret_access_key=key)
+    trainer = model_trainer.model_trainer(job, planned(job), boto_session)
+    assert trainer.role == job.role and model_trainer.ROLE_CHECK not in os.environ
 
 
 def test_a_trainers_job_runs_on_the_emulator_and_is_followed(sagemaker_job, data):
