@@ -14,8 +14,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 import launcher
 from launcher.aws import model_trainer
 from launcher.commands import doctor
-from tests.aws.conftest import REGION, TRAINS, Sent, complaints, described, started
+from tests.aws.conftest import TRAINS, Sent, complaints, described, started
 from tests.aws.generated_jobs import BASE, CONFIGS, NAME, jobs, planned
+from tests.docs.documents import the_block
 from tests.local_mode.conftest import no_network
 
 
@@ -95,13 +96,12 @@ def test_a_trainers_job_runs_on_the_emulator_and_is_followed(sagemaker_job, data
     )
     plan = launcher.plan(job, on="aws")
     launcher.upload(plan)
-    trainer = plan.model_trainer()
-    trainer.train(wait=False, logs=False)
-    name = trainer._latest_training_job.training_job_name
-    run = launcher.attach(name, region=REGION)
+    there: dict[str, Any] = {"launcher": launcher, "plan": plan}
+    exec(the_block("python", "trainer = plan.model_trainer()"), there)  # docs/sagemaker.md
+    run = there["run"]
     assert run.wait(120) == "Completed", run.outcome()
     assert run.result() == {"validation_accuracy": 0.9}
-    parameters = described(name)["HyperParameters"]
+    parameters = described(run.name)["HyperParameters"]
     assert (parameters["name"], parameters["deep"], parameters["rate"]) == ('"it\'s"', "true", "0.1")
     assert "read ['a.txt', 'b ü.txt']" in [line for _, line in run.logs()]
 
