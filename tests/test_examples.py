@@ -50,6 +50,8 @@ def place(tmp_path_factory) -> Path:
     (folder / "data" / "stamps").symlink_to("photos")  # as these
     (folder / "data" / "dinov2-small").mkdir()
     (folder / "data" / "dinov2-small" / "model.safetensors").touch()  # a package's, of 90 MB
+    (folder / "data" / "stamps-unlabelled").mkdir()
+    (folder / "data" / "stamps-unlabelled" / "unlabelled").symlink_to("../stamps/train")
     thin_out(folder / "data", keep=12)
     filled(folder / "bank", precision="int8")
     fill_pixels(folder / "pixel_bank")
