@@ -51,7 +51,8 @@ def learning(folder: Path, data: Data, chosen: DistillationSettings, frozen: Tea
     environment = Environment("algo-1", folder / "model", folder / "data", folder / "failure", {}, None)
     with redirect_stdout(io.StringIO()):
         _, run = open_run(chosen, environment, ALONE)
-        students = Students(variants(chosen), data.classes, environment, STEPS, ALONE, run.report.say)
+        image = torch.zeros(1, 3, SIDE, SIDE, dtype=torch.uint8)
+        students = Students(variants(chosen), frozen, data.classes, environment, image, STEPS, ALONE, run.report.say)
         loaders = open_loaders(data, chosen, ALONE, batch_size_per_device=BATCH)
     task = Recorded(Distillation(students.trained, frozen, timeline=run.timeline))
 
