@@ -6,6 +6,7 @@
 # make audit        known vulnerabilities of the pinned packages; says so where PyPI's data are not at hand (.venv-audit)
 # make compat       the entry scripts' and the observer's tests on the oldest packages that they run on (.venv-oldest, Python 3.10 or 3.11), then on .venv's
 # make compat-smdebug   smdebug's own readers (.venv-smdebug, Python 3.10 or 3.11) open what our monitor wrote
+# make compat-v3    with SageMaker's SDK v3 in place of v2, in .venv-v3: requests, jobs on the emulator and in containers (needs a Docker engine)
 # make bench        the benchmarks of start-up and planning
 # make bench-kd     the distillation benchmark on Fashion-MNIST
 # make bench-kd-vit     a real ViT teaches a light one by logits, features and both, with few labels too, on pictures (about an hour)
@@ -29,7 +30,6 @@
 # make gpu          every check that needs a GPU, wherever there is one, into docs/results/gpu.md (PART=2: one part of six, 8 minutes at most)
 # make gpu-if-any   the same; where there is no GPU it says so and ends well
 # make drill        20 kills of a run at random moments and 4 of one on two hosts, resumed, and 50 of servers; compared with one undisturbed
-# make compat-v3    with SageMaker's SDK v3 in place of v2, in .venv-v3: requests, jobs on the emulator and in containers (needs a Docker engine)
 # make image        the CPU image of SageMaker's local mode (needs a Docker engine; docker/README.md)
 # make image-base   its base by debootstrap, where no registry of images can be reached
 # make image-training   the image for SageMaker, on one of AWS's Deep Learning Containers

@@ -24,9 +24,8 @@ OF_DOCKER = [
     "docker",
     *(f"local_mode/test_{name}.py" for name in ("engine", "labelling", "sdk_containers", "tune", "your_ci")),
 ]
-OF_SDK_V3 = (
-    [] if os.environ.get("LAUNCHER_TEST_SDK_V3") else ["aws/sdk_v3"]
-)  # `make compat-v3`: v3 is there in place of v2
+# `make compat-v3` runs these, where SDK v3 is installed in place of v2
+OF_SDK_V3 = [] if os.environ.get("LAUNCHER_TEST_SDK_V3") else ["aws/sdk_v3"]
 collect_ignore = OF_SDK_V3 if WITH_DOCKER else OF_DOCKER + OF_SDK_V3
 
 WEIRD_NAMES = ["plain", "a blank", "it's", 'quo"te', "a'; echo foo", "ünï-码", "a#b?c%20d"]

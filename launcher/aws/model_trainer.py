@@ -24,8 +24,8 @@ ROLE_CHECK = "SAGEMAKER_VALIDATE_ROLE"
 """Unless this variable is false, SDK v3 asks IAM what the role may do whenever a trainer is made, and fails without an answer."""
 
 
-def unsayable(job: Job) -> list[Issue]:
-    """What the job asks for and a ModelTrainer has no word for (train/model_trainer.py of sagemaker-train 1.27.0)."""
+def unsupported(job: Job) -> list[Issue]:
+    """The job's settings that a ModelTrainer cannot express (train/model_trainer.py of sagemaker-train 1.27.0)."""
     asked = {"profiling": job.profiling, "debugger": job.debugger}
     return [
         Issue(
@@ -40,18 +40,18 @@ def unsayable(job: Job) -> list[Issue]:
 
 
 def model_trainer(job: Job, request: Mapping[str, Any], boto_session: Any) -> ModelTrainer:
-    """The trainer whose `train()` sends the planned request. Making it asks AWS nothing; `launcher plan --check` looks at the role.
+    """The trainer whose `train()` sends the planned request. Making it sends no request; `launcher plan --check` checks the role.
 
     Args:
         job: whose `request` it is.
 
     Raises:
-        UserError: the job asks for what a ModelTrainer cannot say.
+        UserError: the job has settings that a ModelTrainer cannot express.
     """
-    issues = unsayable(job)
+    issues = unsupported(job)
     if issues:
         raise UserError(issues)
-    with isolated_credentials(boto_session), _without_questions():
+    with isolated_credentials(boto_session), _without_role_check():
         return _model_trainer(job, request, boto_session)
 
 
@@ -96,8 +96,8 @@ def _model_trainer(job: Job, request: Mapping[str, Any], boto_session: Any) -> M
 
 
 @contextlib.contextmanager
-def _without_questions() -> Iterator[None]:
-    """Let SDK v3 take the role as it is."""
+def _without_role_check() -> Iterator[None]:
+    """Let SDK v3 take the role without a request to IAM."""
     before = os.environ.get(ROLE_CHECK)
     os.environ[ROLE_CHECK] = "false"
     try:

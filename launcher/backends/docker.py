@@ -42,7 +42,7 @@ PORT = 7777
 """The toolkit's rendezvous port. Each run has its own network, so the port is free."""
 
 REGION = "us-east-1"
-"""The region of a job that names none. The toolkit is told one; nothing is asked there."""
+"""The region that the toolkit gets for a job without one. No service there is called."""
 
 SPARED_MEMORY = 0.1
 """Share of this machine's memory that containers leave to it."""

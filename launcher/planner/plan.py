@@ -190,7 +190,7 @@ class Plan:
         """The plan as a real sagemaker.train.ModelTrainer (SDK v3), with its inputs: `train(wait=False)` sends `request`. Before that,
         `launcher.upload(plan)` must put the code and the `uploads` into S3.
 
-        Three things differ from `request`, for which a ModelTrainer has no word: it makes the job's name of `job.name` and the time,
+        A ModelTrainer cannot express three parts of `request`: it makes the job's name of `job.name` and the time,
         SageMaker's own profiling, which costs, is not turned off (`ProfilerConfig`), and `EnableSageMakerMetricsTimeSeries` is not sent.
 
         Args:

@@ -60,7 +60,7 @@ def test_a_plan_with_errors_or_for_another_backend_has_none(good):
             launcher.plan(job, on=backend).model_trainer()
 
 
-def test_what_a_trainer_has_no_word_for_is_refused_all_at_once():
+def test_what_a_trainer_cannot_express_is_refused_all_at_once():
     job = launcher.from_values({**BASE, "profiling": {"system_interval_ms": 500}, "debugger": {"collections": {}}})
     with pytest.raises(launcher.UserError) as refused:
         model_trainer.model_trainer(job, planned(job), None)

@@ -6,7 +6,6 @@ The docker backend makes its containers without the SDK; tests hold it to what t
 from __future__ import annotations
 
 import subprocess
-import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from launcher.config.job import Job
 from launcher.config.sections import Input, Network
 from launcher.planner import groups
 from launcher.planner.plan import Plan
+from launcher.record import archives
 
 NO_CREDENTIALS = boto3.Session("none", "none", region_name=docker.REGION)
 """A session with credentials, so that the SDK looks for none."""
@@ -100,8 +100,7 @@ def run(plan: Plan, code: Path, root: Path) -> None:
         assert found is not None
         for file in root.glob("*/docker-compose.yaml"):  # the SDK leaves its containers and its network
             subprocess.run([*found[0], "--file", str(file), "down"], capture_output=True, check=True)
-    with tarfile.open(root / "output.tar.gz") as archive:
-        archive.extractall(root / "output", filter="data")
+    archives.unpack(root / "output.tar.gz", root / "output", most_bytes=2**20)
 
 
 def _fit(

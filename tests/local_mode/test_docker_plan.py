@@ -134,6 +134,17 @@ def test_the_sdks_local_mode_takes_every_job_and_sends_what_the_plan_shows(scrip
     assert handed_over.job_name == plan.name
 
 
+@pytest.mark.parametrize(("hosts", "instance_type"), [(1, '"local_gpu"'), (2, '"local"')])
+def test_the_sdks_local_mode_names_a_machines_gpus_as_the_plan_does(script_job, monkeypatch, hosts, instance_type):
+    monkeypatch.setattr("launcher.backends.local_hosts.gpus", lambda: ("0", "1"))
+    monkeypatch.setattr("launcher.backends.local_hosts.gpu_count", lambda: 2)
+    compute = {"instance_count": hosts}
+    job = script_job("print(1)", distribution="torchrun", compute=compute, image={"uri": "localhost:5000/team:1"})
+    plan = launcher.plan(job, on="docker")
+    assert plan.hyperparameters["sagemaker_instance_type"] == instance_type
+    assert hyperparameters(plan, sdk.hand_over(plan)) == plan.hyperparameters
+
+
 @pytest.mark.parametrize("smoke", [False, True])
 @pytest.mark.parametrize("config", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_configs_hyperparameters_reach_the_container_as_the_plan_shows_them(tmp_path, config, smoke):
