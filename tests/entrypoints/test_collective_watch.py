@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from training.distributed.collective_watch import Beat, explain, oldest
 
@@ -95,6 +97,10 @@ def ranks(tmp_path, ends: str) -> list:
 def test_a_process_that_is_aborted_has_left_a_failure_file(tmp_path):
     first, second = ranks(tmp_path, "abort")
     assert "in the collective" not in second.stderr, "a rank that waits for its input is in no collective"
+    assert re.search(
+        r'rank 1 stands still in data_wait after step 41, for 0\.\d min; its main thread is at\n  File "<string>", line \d+',
+        second.stderr,
+    )
     assert first.returncode == -6 and "Fatal Python error: Aborted" in first.stderr
     text = (tmp_path / "0/failure").read_text()
     assert "in the collective of backward, in backward after step 41" in text

@@ -1,7 +1,7 @@
 """Who has not arrived at a collective, written down before NCCL's watchdog ends the process by SIGABRT, after which nothing can be.
 
-Each rank's thread reports to the store where its rank is. A rank that has stood still for most of the time-out asks where the others are,
-and leaves what it finds in the failure file. It takes that back where training goes on after all.
+Each rank's thread reports to the store where its rank is. A rank that has stood still for most of the time-out says in its log which lines
+it is in, asks where the others are, and leaves what it finds in the failure file. It takes that back where training goes on after all.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -84,7 +86,7 @@ class CollectiveWatch:
         self._interval = min(15.0, timeout / 20)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="collective watch", daemon=True)
-        self._changes, self._since, self._reported = -1, time.monotonic(), False
+        self._changes, self._since, self._reported, self._located = -1, time.monotonic(), False, False
         self._counted: tuple[float, dict[int, int]] | None = None
         """When the ranks' beats were counted, and how many there were, since this rank stands still for long."""
 
@@ -114,13 +116,16 @@ class CollectiveWatch:
     def _look(self) -> None:
         progress, now = failure.progress, time.monotonic()
         if progress.changes != self._changes:
-            self._changes, self._since, self._counted = progress.changes, now, None
+            self._changes, self._since, self._counted, self._located = progress.changes, now, None, False
             if self._reported:
                 self._reported = False
                 failure.take_back()
         beat = self._beat(now - self._since)
         self._store.set(str(self._rank), json.dumps(asdict(beat)))
         self._store.add(f"beats {self._rank}", 1)
+        if beat.still >= PATIENCE * self._timeout and not self._located:
+            self._located = True
+            print(located(self._rank, beat), file=sys.stderr, flush=True)
         in_one = beat.collective is not None or beat.doing not in OUTSIDE
         if beat.still < PATIENCE * self._timeout or self._reported or progress.alone or not in_one:
             return
@@ -189,6 +194,13 @@ class Lobby:
     def _next(self) -> str:
         self._waits += 1
         return f"wait {self._waits}"
+
+
+def located(rank: int, beat: Beat) -> str:
+    """Where a rank stands still: its phase, and the lines of the main thread."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    lines = "".join(traceback.format_stack(frame)) if frame is not None else "  it has none any more\n"
+    return f"rank {rank} stands still {beat.place()}, for {beat.still / 60:.1f} min; its main thread is at\n{lines.rstrip()}"
 
 
 def explain(rank: int, own: Beat, others: Mapping[int, Beat], silent: set[int], timeout: float, backend: str) -> str:
