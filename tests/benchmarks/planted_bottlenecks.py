@@ -31,6 +31,8 @@ from planted_foreign import watched
 from planted_foreign_cases import ON_A_DEVICE, SIMULATED
 from planted_foreign_cases import Case as OnADevice
 from planted_gains import GAINED, Row, first_finding, summary, with_gain
+from training.settings.distillation import DistillationSettings
+from training.settings.scripts import ClassifierSettings
 
 from launcher.backends import local_hosts
 from launcher.insight.comparison import Comparison
@@ -52,17 +54,16 @@ def train(
 ) -> Path:
     """One run, watched by us or by another tool; returns its folder."""
     folder = Path(tempfile.mkdtemp(dir=data.parent))
-    script = "train_kd" if case.distils else "train_classifier"
-    kind = "DistillationSettings" if case.distils else "ClassifierSettings"
+    script, kind = ("train_kd", DistillationSettings) if case.distils else ("train_classifier", ClassifierSettings)
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e6
     plant = plant.replace("{slow}", str(total * 0.15 / 60)).replace("{fast}", str(total * 0.25 / 60))
-    run = f"{script}.main(read_settings({kind}))"
+    run = f"{script}.main(read_settings({kind.__name__}))"
     if tool == "gpuprof":
         place = {"file": str(folder / "gpuprof.db"), "found": str(folder / "gpuprof.json"), "run": f"    {run}"}
         run = other_diagnosers.GPUPROF.format(**place)
     plant += other_diagnosers.TRACEML_STEPS if tool == "TraceML" else ""
     (folder / "planted.py").write_text(
-        f"{plant}\nimport {script}\nfrom training.settings.scripts import {kind}\nfrom training.settings import read_settings\n"
+        f"{plant}\nimport {script}\nfrom {kind.__module__} import {kind.__name__}\nfrom training.settings import read_settings\n"
         f"{run}\n"
     )
     places = {"SM_OUTPUT_DATA_DIR": "output", "SM_MODEL_DIR": "model"}
