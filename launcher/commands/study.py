@@ -51,6 +51,7 @@ def add(to: arguments.Add) -> None:
 def _trials(made: argparse.ArgumentParser) -> None:
     made.add_argument("--repeats", metavar="N", help="short for study.repeats=N: how often each trial is run")
     arguments.trials(made)
+    made.add_argument("--html", metavar="FILE", help="also write the answer as a page with its charts and tables")
     arguments.json(made, "{kind, backend, table, verdict, trials, notes, failed}; `trials` as the table's rows")
 
 
@@ -101,4 +102,6 @@ def _study(
         print(f"\n{found}\n\ntable   {found.file}")
     if found.tables():
         tell(f"charts  {found.plot(found.file.with_suffix('.svg'))}")
+    if options.html is not None:
+        tell(f"page    {found.save_html(options.html)}")
     return RUN_FAILED if found.failed else DONE

@@ -12,6 +12,7 @@ import numpy as np
 from launcher.insight import summary, windows
 from launcher.insight.evidence import Evidence
 from launcher.insight.measurements import Host, Series, Stall, Steps
+from launcher.show import palette
 from launcher.show.text import counted
 
 CELLS = 1_500_000
@@ -202,6 +203,7 @@ def _lines(found: Mapping[str, Series], began: float, ended: float, bins: int) -
         lines.append(
             {
                 "name": name,
+                "colour": palette.resource(name),
                 "mean": _numbers(means),
                 **({"high": _numbers(highest)} if bins < len(series.values) else {}),
             }

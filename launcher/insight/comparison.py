@@ -19,10 +19,9 @@ from launcher.insight.kept import Kept, fixes_kept, short
 from launcher.insight.length import epoch_steps
 from launcher.insight.ratio import CONFIDENCE, Ratio
 from launcher.record.records import write_atomically
+from launcher.show import html
+from launcher.show.svg import Picture
 from launcher.show.table import Table
-
-PAUSES = "beside the steps: epochs' first batches, checkpoints, evaluations"
-"""The training time outside usual steps."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ class Comparison:
 
         Returns:
             A unit, seconds per 1,000 images, or per 1,000 steps where a batch is not known; and (part, before, after): the phases of a
-            usual step, what passed beside usual steps under PAUSES, and under "whole" all of it. None where a run was not timed.
+            usual step, what passed beside usual steps under summary.PAUSES, and under "whole" all of it. None where a run was not timed.
         """
         runs = (self.before.evidence, self.after.evidence)
         batches = [evidence.settings.get("global_batch_size") for evidence in runs]
@@ -115,21 +114,15 @@ class Comparison:
         images_a_step: list[int] = [batch for batch in batches if isinstance(batch, int)] if known else [1, 1]
         tables: list[dict[str, float]] = []
         for evidence, images in zip(runs, images_a_step):
-            steps = windows.steps_done(evidence.ranks[0]) if evidence.ranks else 0
-            if not steps or not evidence.step_seconds or not evidence.training_seconds:
+            found = summary.course(evidence)
+            if not found:
                 tables.append({})
                 continue
-            each = 1000 / (steps * images)
-            found = {
-                name: seconds * steps * each
-                for name, seconds, _ in summary.phase_rows(evidence)
-                if name != "grad_sync"  # it lies within backward
-            }
-            whole = evidence.training_seconds * each
-            found[PAUSES] = max(0.0, whole - evidence.step_seconds * steps * each)
-            tables.append({**found, "whole": max(whole, sum(found.values()))})
-        names = {name: 0.0 for found in tables for name in found if name not in (PAUSES, "whole")}
-        order = [*summary.in_order(names), PAUSES, "whole"]
+            each = 1000 / (windows.steps_done(evidence.ranks[0]) * images)
+            whole = max(evidence.training_seconds, sum(found.values()))
+            tables.append({name: seconds * each for name, seconds in (*found.items(), ("whole", whole))})
+        names = {name: 0.0 for found in tables for name in found if name not in (summary.PAUSES, "whole")}
+        order = [*summary.in_order(names), summary.PAUSES, "whole"]
         rows = [(name, tables[0].get(name), tables[1].get(name)) for name in order]
         return f"seconds per 1,000 {'images' if known else 'steps'}", rows if any(tables) else []
 
@@ -237,20 +230,34 @@ class Comparison:
     def __repr__(self) -> str:
         return f"<comparison of {self.before.measurements.source} and {self.after.measurements.source}>"
 
+    @property
+    def headline(self) -> str:
+        """What the change brought, in a few words."""
+        if self.measured is None:
+            return "Before and after"
+        if self.speedup is None:
+            return "Not comparable: the machine was not as it had been"
+        return f"Speed-up {self.speedup}"
+
     def _repr_html_(self) -> str:
-        heads = "".join(
-            f"<p><b>{name}</b> {escape(run.measurements.source)}: {escape(run.headline)}</p>"
-            for name, run in (("Before:", self.before), ("After:", self.after))
+        return self._html(html.image)
+
+    def _html(self, shown: html.Shown) -> str:
+        sides = "".join(
+            f"<div><b>{name}</b> <span class='about'>{escape(run.measurements.source)}</span><p>{escape(run.headline)}</p></div>"
+            for name, run in (("Before", self.before), ("After", self.after))
         )
         tables = "".join(f"<div class='scroll'>{Table(head, rows).html()}</div>" for head, rows in self.tables())
         sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.sentences())
-        return f"<div class='diagnosis'>{sentences}{heads}{self._svg()}{tables}</div>"
+        drawn = shown(self.picture)
+        return f"<div class='diagnosis'><h1>{escape(self.headline)}</h1><div class='sides'>{sides}</div>{drawn}{sentences}{tables}</div>"
 
-    def _svg(self) -> str:
-        """Both runs' phases and cores; "" where no step was measured."""
+    @property
+    def picture(self) -> Picture:
+        """Both runs' phases and cores as SVG, which a notebook shows as an image; "" where no step was measured."""
         unit, course = self.course()
         if not course:
-            return ""
+            return Picture()
         changed = "; ".join(f"{name}: {short(a)} before, {short(b)} after" for name, a, b in self.changed())
         runs = [("before", self.before.evidence), ("after", self.after.evidence)]
         return pictures.before_and_after(course, unit, changed if len(changed) <= 110 else "", runs)
@@ -261,7 +268,7 @@ class Comparison:
         Raises:
             UserError: neither run measured its steps.
         """
-        drawn = self._svg()
+        drawn = self.picture
         if not drawn:
             raise mistake("plot", "no step of either run was measured", "compare two runs whose steps were")
         write_atomically(Path(file), drawn)
@@ -272,7 +279,7 @@ class Comparison:
         path = Path(file)
         title = f"{self.before.measurements.source} and {self.after.measurements.source}"
         runs = [(run.evidence, run.report) for run in (self.before, self.after)]
-        path.write_text(page.page(title, f"<h1>Before and after</h1>{self._repr_html_()}", runs), encoding="utf-8")
+        path.write_text(page.page(title, self._html(html.inline), runs), encoding="utf-8")
         return path
 
 

@@ -75,14 +75,23 @@ class Fix:
         change = re.sub(rf"={re.escape(written(self.value))}\b", f"={written(value)}", self.change)
         return replace(self, value=value, why=why, change=change)
 
+    @property
+    def assignment(self) -> str | None:
+        """`key=value`; None: no setting says it, or it is made in the script."""
+        return None if self.setting is None or self.change else f"{self.setting}={written(self.value)}"
+
+    @property
+    def beside(self) -> str:
+        """What there is to say of the assignment: the value in this run, and why it is to change."""
+        return ": ".join(
+            [*([] if self.now is None else [f"now {written(self.now)}"]), *([self.why] if self.why else [])]
+        )
+
     def __str__(self) -> str:
         if self.change:
             return f"{self.change} ({self.why})" if self.why else self.change
-        if self.setting is None:
-            text = str(self.value)
-        else:
-            before = "" if self.now is None else f" (now {written(self.now)})"
-            text = f"{self.setting}={written(self.value)}{before}"
+        before = "" if self.now is None else f" (now {written(self.now)})"
+        text = str(self.value) if self.assignment is None else f"{self.assignment}{before}"
         return f"{text}: {self.why}" if self.why else text
 
     def to_dict(self) -> dict[str, Any]:

@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from launcher.insight import charts, report_text, servers, summary, windows
+from launcher.insight import charts, pictures, report_text, servers, summary, windows
 from launcher.insight.evidence import Evidence
-from launcher.insight.findings import Finding, percent, written
-from launcher.insight.phases import inside_others
+from launcher.insight.findings import Finding, Fix, percent, written
+from launcher.insight.phases import inside
 from launcher.insight.report import ProbeAnswer, Report
+from launcher.show import html
 from launcher.show.page import document
 from launcher.show.table import Table
 
 RANKS = 48
 """Rows of the comparison of ranks: as many as fit on a screen."""
 
+LABELLED = 0.11
+"""Share of the training time from which a part of its bar holds its number: where the screen is narrow, too."""
+
 
 def fragment(evidence: Evidence, report: Report) -> str:
-    """Findings and tables, without charts or scripts: what a notebook shows."""
+    """What a notebook shows: the headline, a picture of where the time goes, the findings, and the tables folded. It has no script, and no
+    style but that of its elements: a notebook that is not trusted would lose both."""
+    tables = (
+        ("phases of a usual step", phase_table(evidence)),
+        ("operators that take longest", operator_table(evidence)),
+        ("lines of the script", line_table(evidence)),
+        ("use of resources", use_table(evidence)),
+    )
     return (
         f"<div class='diagnosis'><h2>{escape(report_text.headline(evidence, report))}</h2>"
         f"<p class='about'>{escape(evidence.measurements.source)} · {escape(report_text.about(evidence))}</p>"
         + _servers(evidence)
         + _unreadable(evidence)
+        + html.image(pictures.one_run(evidence))
         + findings(report)
-        + phase_table(evidence)
-        + operator_table(evidence)
-        + line_table(evidence)
-        + use_table(evidence)
+        + "".join(f"<details><summary>{title}</summary>{table}</details>" for title, table in tables if table)
         + "</div>"
     )
 
@@ -48,11 +58,12 @@ def page(title: str, top: str, runs: Sequence[tuple[Evidence, Report]]) -> str:
 
 
 def _run(evidence: Evidence, report: Report, place: int) -> str:
-    """A run's part of the page: findings on top, then charts and tables."""
-    source, headline = escape(evidence.measurements.source), escape(report_text.headline(evidence, report))
+    """A run's part of the page: one screen of headline, where the time goes and the findings; then charts and tables."""
+    source = escape(evidence.measurements.source)
+    headline = escape(report_text.headline(evidence, report)).replace(" %", "&nbsp;%")
     return (
         f"<section><p class='about'>{source}</p><h1>{headline}</h1><p class='about'>{escape(report_text.about(evidence))}</p>"
-        f"{_servers(evidence)}{_unreadable(evidence)}{findings(report)}<div id='charts-{place}'></div>"
+        f"{_servers(evidence)}{_unreadable(evidence)}{_course(evidence)}{findings(report)}<div id='charts-{place}'></div>"
         f"{_section('Ranks, slowest first', rank_bars(evidence))}{_section('Phases of a usual step', phase_table(evidence))}"
         f"{_section('Operators that take longest', operator_table(evidence))}"
         f"{_section('Lines of the script', line_table(evidence))}"
@@ -74,11 +85,51 @@ def _section(title: str, body: str) -> str:
     return f"<h2>{title}</h2><div class='scroll'>{body}</div>" if body else ""
 
 
+def _course(evidence: Evidence) -> str:
+    """Where the training time goes, as one bar with its legend; of a run whose steps were not timed, how much of its resources it used."""
+    course = summary.course(evidence)
+    whole = sum(course.values())
+    if not whole:
+        return _use_bars(evidence)
+    bar, names = "", ""
+    for part, seconds in course.items():
+        share, colour = seconds / whole, _colour(part)
+        if share < 0.001:
+            continue
+        label = percent(share) if share >= LABELLED else ""
+        style = f"width:{100 * share:.2f}%;background:var(--{colour});color:var(--on-{colour})"
+        bar += f"<span style='{style}' title='{escape(part)} {percent(share)}'>{label}</span>"
+        names += f"<span><i style='background:var(--{colour})'></i>{escape(part)} {percent(share)}</span>"
+    return (
+        f"<div class='course'><h2>Where the training time goes</h2><div class='bar'>{bar}</div>"
+        f"<div class='legend'>{names}</div></div>"
+    )
+
+
+def _colour(part: str) -> str:
+    """The name of the CSS variable of a part of the training time."""
+    beside = {summary.PAUSES: "beside", "(no phase)": "none"}
+    return beside.get(part) or f"c{summary.colour(part)}"
+
+
+def _use_bars(evidence: Evidence) -> str:
+    """How much of each resource of the first host was used, as bars; "" where nothing was sampled."""
+    host = next(iter(evidence.measurements.hosts), None)
+    rows = "".join(
+        f"<span>{escape(use.resource)}</span><span class='bar'><i style='width:{min(use.quantiles['p50'], 100):.1f}%'></i></span>"
+        f"<span>{use.quantiles['p50']:.0f} %</span>"
+        for use in summary.uses(evidence)
+        if use.host == host and use.unit.startswith("%")
+    )
+    title = f"How busy {escape(str(host))} was: the median of each resource"
+    return f"<div class='course'><h2>{title}</h2><div class='bars use'>{rows}</div></div>" if rows else ""
+
+
 def rank_bars(evidence: Evidence) -> str:
     """Where each rank's step goes, as bars; the ranks whose own part takes longest come first."""
     if len(evidence.ranks) < 2:
         return ""
-    phases = [name for name in summary.in_order(evidence.phases) if name not in inside_others()]
+    phases = [name for name in summary.in_order(evidence.phases) if name not in inside()]
     rows = []
     for steps in evidence.ranks:
         seconds = {name: windows.mean_seconds(steps, name) or 0.0 for name in phases}
@@ -90,15 +141,13 @@ def rank_bars(evidence: Evidence) -> str:
     for own, waits, steps, seconds in rows[:RANKS]:
         bars = ""
         for name, value in seconds.items():
-            style = f"width:{100 * value / longest:.2f}%;background:var(--c{summary.colour(name)})"
+            style = f"width:{100 * value / longest:.2f}%;background:var(--{_colour(name)})"
             bars += f"<i style='{style}' title='{escape(name)} {value * 1000:.4g} ms'></i>"
         numbers = f"own {own * 1000:.4g} ms" + (f", waits {waits * 1000:.4g} ms" if waits else "")
         bars_of_ranks.append(
             f"<span>{escape(f'rank {steps.rank}, {steps.host}')}</span><span class='bar'>{bars}</span><span>{numbers}</span>"
         )
-    names = "".join(
-        f"<span><i style='background:var(--c{summary.colour(name)})'></i>{escape(name)}</span>" for name in phases
-    )
+    names = "".join(f"<span><i style='background:var(--{_colour(name)})'></i>{escape(name)}</span>" for name in phases)
     more = f"<p class='note'>{len(rows) - RANKS} more ranks are not shown.</p>" if len(rows) > RANKS else ""
     return f"<div class='bars'>{''.join(bars_of_ranks)}</div><div class='legend'>{names}</div>{more}"
 
@@ -113,20 +162,30 @@ def settings_table(evidence: Evidence) -> str:
 
 
 def findings(report: Report) -> str:
-    """What a probe says, the ranked list, and what was not found or could not be looked for."""
-    parts = [_finding(finding) for finding in report.findings]
+    """What a probe says, the ranked list, of which the first is unfolded, and what was not found or could not be looked for."""
+    parts = [_finding(finding, is_first=not place) for place, finding in enumerate(report.findings)]
     parts = [f"<ol class='findings'>{''.join(parts)}</ol>"] if parts else []
     if report.probe is not None:
         parts.insert(0, _probe(report.probe))
+    return "".join(parts) + _what_else(report)
+
+
+def _what_else(report: Report) -> str:
+    """What was looked for besides, folded."""
+    told = []
     if report.not_found:
-        parts.append(f"<p><b>Looked for, not found:</b> {escape('; '.join(report.not_found))}.</p>")
+        told.append(f"<p><b>Looked for, not found:</b> {escape('; '.join(report.not_found))}.</p>")
     if report.not_applicable:
         text = "; ".join(f"{what} ({why})" for what, why in report.not_applicable)
-        parts.append(f"<p><b>Does not apply:</b> {escape(text)}.</p>")
+        told.append(f"<p><b>Does not apply:</b> {escape(text)}.</p>")
     if report.not_measured:
         text = "; ".join(f"{'; '.join(what)} ({reason})" for reason, what in report_text.not_measured(report).items())
-        parts.append(f"<p><b>Not measured:</b> {escape(text)}.</p>")
-    return "".join(parts)
+        told.append(f"<p><b>Not measured:</b> {escape(text)}.</p>")
+    if not told:
+        return ""
+    numbers = ((len(report.not_found), "not found"), (len(report.not_measured), "not measured"))
+    said = ", ".join(f"{number} {what}" for number, what in numbers if number)
+    return f"<details class='else'><summary>What else was looked for{f': {said}' if said else ''}</summary>{''.join(told)}</details>"
 
 
 def _probe(answer: ProbeAnswer) -> str:
@@ -163,15 +222,42 @@ def use_table(evidence: Evidence) -> str:
     return _table(["host", "use", *summary.QUANTILES, "unit"], rows)
 
 
-def _finding(finding: Finding) -> str:
+def _finding(finding: Finding, *, is_first: bool) -> str:
+    """What to do, and what it brings; then why, which is folded but for the first finding."""
     title, taken = escape(report_text.titled(finding)), report_text.taken(finding)
-    parts = [f"<li class='{finding.level}'><h3>{title} <span class='share'>{taken}</span></h3><dl>"]
-    before = ""
-    for name, value, is_command in report_text.said(finding):
-        shown = f"<code>{escape(value)}</code>" if is_command else escape(value)
-        parts.append(f"{'' if name == before else f'<dt>{name}</dt>'}<dd>{shown}</dd>")
-        before = name
-    return "".join(parts) + "</dl></li>"
+    to_do = [("fix", _fix(fix)) for fix in finding.fixes if fix.label == "fix"]
+    if finding.experiment:
+        to_do.append(("to test", escape(finding.experiment)))
+    if to_do and finding.gain:
+        to_do.append(("gain", escape(str(finding.gain))))
+    above = {"fix", *(name for name, _ in to_do)}
+    why = listed([(name, value) for name, value, _ in report_text.said(finding) if name not in above])
+    is_open = " open" if is_first or not to_do else ""
+    return (
+        f"<li class='{finding.level}'><h3>{title} <span class='share'>{taken}</span></h3>{_list(to_do)}"
+        f"<details{is_open}><summary>evidence and cause</summary>{why}</details></li>"
+    )
+
+
+def _fix(fix: Fix) -> str:
+    """A fix: what to paste, the command where there is one, and what it does."""
+    paste = fix.command or fix.assignment
+    code = f"<div class='paste' style='overflow-x:auto'><code>{escape(paste)}</code></div>" if paste else ""
+    return code + escape(str(fix) if fix.command or paste is None else fix.beside)
+
+
+def listed(rows: Sequence[tuple[str, str]]) -> str:
+    """Names with their sentences; "" of none. Neighbours of one name have it once, and, as JupyterLab places them, one element."""
+    return _list([(name, escape(value)) for name, value in rows])
+
+
+def _list(rows: Sequence[tuple[str, str]]) -> str:
+    """The same of HTML."""
+    parts = (
+        f"<dt>{name}</dt><dd>{''.join(f'<div>{value}</div>' for _, value in same)}</dd>"
+        for name, same in itertools.groupby(rows, key=lambda row: row[0])
+    )
+    return f"<dl>{''.join(parts)}</dl>" if rows else ""
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

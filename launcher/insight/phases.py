@@ -20,6 +20,6 @@ def computing() -> tuple[str, ...]:
 
 
 @functools.cache
-def inside_others() -> frozenset[str]:
-    """Names of the phases that are part of another one."""
-    return frozenset(phase.name for phase in metric_table().PHASES if phase.inside)
+def inside() -> dict[str, str]:
+    """Phase -> the one that it is a part of, of those that are."""
+    return {phase.name: phase.inside for phase in metric_table().PHASES if phase.inside}

@@ -9,18 +9,9 @@ import numpy as np
 from launcher.insight import charts, summary
 from launcher.insight.evidence import Evidence
 from launcher.insight.measurements import Host, Series
-from launcher.show import svg
+from launcher.show import palette, svg
 from launcher.show.bars import StackedBars, stacked_bars
 from launcher.show.heat import Band, heat_map
-
-PHASE_COLOURS = (
-    *("#d1495b", "#e9a23b", "#8f6bb3", "#2a9d8f", "#3a7ebf"),
-    *("#7fb2e5", "#9aa56b", "#1f5f8b", "#6c757d", "#b08968", "#c77da6"),
-)
-"""Those of the diagnosis's page, by the number of a phase's colour."""
-
-UNNAMED_COLOUR, BESIDE_COLOUR = "#c3c9d0", "#8d96a0"
-"""Of the part of a step that is in no phase, and of what passes beside the steps."""
 
 LEFT, WIDTH, RIGHT = 70, 560, 110
 """Pixels of the names, of what is drawn, and of the totals."""
@@ -34,7 +25,24 @@ MOST_ROWS = 96
 Course = Sequence[tuple[str, float | None, float | None]]
 
 
-def before_and_after(course: Course, unit: str, about: str, runs: Sequence[tuple[str, Evidence]]) -> str:
+def one_run(evidence: Evidence) -> svg.Picture:
+    """A stacked bar of where the training time goes, as SVG; "" where no step was timed."""
+    course = summary.course(evidence)
+    whole = sum(course.values())
+    if not whole:
+        return svg.Picture()
+    bars = StackedBars(
+        title="Where the training time goes",
+        unit="%",
+        rows=("",),
+        parts=tuple((part, _colour(part), (100 * seconds / whole,)) for part, seconds in course.items() if seconds),
+        totals=(None,),
+    )
+    elements, y = stacked_bars(bars, 12, LEFT + WIDTH + RIGHT - 24, 12)
+    return svg.document(LEFT + WIDTH + RIGHT, round(y), bars.title, elements)
+
+
+def before_and_after(course: Course, unit: str, about: str, runs: Sequence[tuple[str, Evidence]]) -> svg.Picture:
     """Stacked bars of where the training time goes, and heat maps of the cores and the GPUs, for two runs, as SVG.
 
     Args:
@@ -102,6 +110,6 @@ def _during_steps(evidence: Evidence, what: str) -> tuple[list[Series], float]:
 
 
 def _colour(phase: str) -> str:
-    if phase.startswith(("(no phase)", "beside the steps")):
-        return UNNAMED_COLOUR if phase.startswith("(") else BESIDE_COLOUR
-    return PHASE_COLOURS[summary.colour(phase) % len(PHASE_COLOURS)]
+    if phase == summary.PAUSES:
+        return palette.BESIDE[0]
+    return (palette.UNNAMED if phase == "(no phase)" else palette.PHASES[summary.colour(phase)])[0]

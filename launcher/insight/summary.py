@@ -7,15 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from launcher.insight import windows
 from launcher.insight.evidence import Evidence
 from launcher.insight.measurements import Host, Series
-from launcher.insight.phases import order
+from launcher.insight.phases import inside, order
+from launcher.show.palette import PHASES
 
 QUANTILES = {"min": 0, "p50": 50, "p90": 90, "p95": 95, "p99": 99, "max": 100}
 """Columns of the table of use, and their percentiles; Debugger's report has no p90."""
 
-COLOURS = 11
-"""Of phases, --c0 to --c10 in show/page.css."""
+PAUSES = "beside the steps: epochs' first batches, checkpoints, evaluations"
+"""The training time outside usual steps."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,9 @@ def in_order(phases: dict[str, float]) -> list[str]:
 
 
 def colour(phase: str) -> int:
-    """A phase's number among the page's colours, the same in every run; unknown ones share them."""
+    """A phase's number among palette.PHASES, the same in every run; unknown ones share them."""
     known = order()
-    return known.index(phase) if phase in known else sum(phase.encode()) % COLOURS
+    return known.index(phase) if phase in known else sum(phase.encode()) % len(PHASES)
 
 
 def phase_rows(evidence: Evidence) -> list[tuple[str, float, float]]:
@@ -51,6 +53,23 @@ def phase_rows(evidence: Evidence) -> list[tuple[str, float, float]]:
     rows = [(name, evidence.phases[name] * whole, evidence.phases[name]) for name in in_order(evidence.phases)]
     rest = evidence.unaccounted
     return rows + ([("(no phase)", rest * whole, rest)] if rest and rest >= 0.001 else [])
+
+
+def course(evidence: Evidence) -> dict[str, float]:
+    """Where all of the training time goes, in parts that do not overlap.
+
+    Returns:
+        Part -> seconds of the whole training: the phases of usual steps, without what is a part of them and stands after them, such as the
+        exchange of gradients that backward does not hide; then PAUSES. {} where no step was timed.
+    """
+    steps = windows.steps_done(evidence.ranks[0]) if evidence.ranks else 0
+    if not steps or not evidence.step_seconds or not evidence.training_seconds:
+        return {}
+    found = {name: seconds * steps for name, seconds, _ in phase_rows(evidence)}
+    for part, whole in inside().items():
+        if part in found and whole in found:
+            found[whole] = max(0.0, found[whole] - found[part])
+    return {**found, PAUSES: max(0.0, evidence.training_seconds - evidence.step_seconds * steps)}
 
 
 def operators(evidence: Evidence, most: int) -> list[tuple[str, float, float]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from launcher.show import svg
 from launcher.show.axes import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, ValueAxis
+from launcher.show.palette import text_upon
 from launcher.show.spread import Spread
 from launcher.show.text import three_digits
 
@@ -37,7 +38,7 @@ class BarChart:
     """Of svg.COLOURS, for the first series."""
 
 
-def bar_charts(charts: Sequence[BarChart]) -> str:
+def bar_charts(charts: Sequence[BarChart]) -> svg.Picture:
     """One SVG document: the charts below each other."""
     width = max(_width(chart) for chart in charts)
     whole = TOP + HEIGHT + BOTTOM
@@ -120,10 +121,11 @@ def stacked_bars(chart: StackedBars, left: int, width: int, right: int) -> tuple
     Returns:
         The elements, and where they end.
     """
-    longest = max([total for total in chart.totals if total is not None], default=0.0) or 1.0
+    lengths = [total or sum(values[row] or 0.0 for *_, values in chart.parts) for row, total in enumerate(chart.totals)]
+    longest = max(lengths, default=0.0) or 1.0
     elements = [svg.text(12, 26, f"{chart.title}, {chart.unit}", "title")]
     elements += [svg.text(12, 44, chart.about, "faint")] if chart.about else []
-    y = 62.0
+    y = 62.0 if chart.about else 40.0
     for row, name in enumerate(chart.rows):
         x = float(left)
         elements.append(svg.text(left - 10, y + 18, name, anchor="end"))
@@ -135,11 +137,12 @@ def stacked_bars(chart: StackedBars, left: int, width: int, right: int) -> tuple
             tip = f"{name}, {part}: {value:.4g} {chart.unit}"
             elements.append(svg.rect(x, y, wide, STACK_HEIGHT, f'fill="{colour}"', tip))
             if wide >= LEAST_LABEL:
-                elements.append(svg.text(x + wide / 2, y + 18, f"{value:.3g}", "on", "middle"))
+                label = svg.text(x + wide / 2, y + 18, three_digits(value), anchor="middle", fill=text_upon(colour))
+                elements.append(label)
             x += wide
         total = chart.totals[row]
         if total is not None:
-            elements.append(svg.text(x + 8, y + 18, f"{total:.4g}", "total"))
+            elements.append(svg.text(x + 8, y + 18, three_digits(total), "total"))
         y += STACK_HEIGHT + STACK_GAP
     legend, y = svg.legend([(part, colour) for part, colour, _ in chart.parts], left, y, left + width + right)
     return [*elements, *legend], y + 40

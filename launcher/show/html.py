@@ -1,20 +1,32 @@
-"""Small HTML for a notebook's output, in the page's own colours, light or dark, that loads nothing."""
+"""Small HTML for a notebook's output, in the page's own colours, light or dark, that loads nothing.
+
+A notebook that is not trusted, and GitHub, leave out scripts, SVG elements and some styles, so there are none of these: pictures are
+images, and a style is one that JupyterLab keeps, which wants a digit before a decimal point:
+https://github.com/jupyterlab/jupyterlab/blob/main/packages/apputils/src/sanitizer.ts
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import base64
+import re
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
 from launcher.show.text import written
 
-DIM, LINE, FILLED = "opacity:.7", "border-bottom:1px solid rgba(127,127,127,.3)", "#3a8fd0"
+DIM, LINE, FILLED = "opacity:0.75", "border-bottom:1px solid rgba(127,127,127,0.3)", "#3a8fd0"
 """Of whatever text and background the notebook has: an output cannot know its theme."""
+
+CELL = f"text-align:left;vertical-align:top;{LINE}"
 
 CURVE_POINTS, CURVE_WIDTH, CURVE_HEIGHT = 120, 260, 56
 """Of a drawn curve: points at most, and pixels."""
 
 Rows = Sequence[tuple[str, str]]
+
+Shown = Callable[[str], str]
+"""How an SVG document is shown: as an `image` in a notebook, `inline` on a page."""
 
 
 def box(title: str, about: str, body: str, end: str = "") -> str:
@@ -29,11 +41,12 @@ def pairs(rows: Rows) -> str:
     if not rows:
         return ""
     lines = "".join(
-        f"<tr><td style='text-align:left;vertical-align:top;white-space:nowrap;padding:1px 12px 1px 0;{DIM};{LINE}'>{escape(name)}</td>"
-        f"<td style='text-align:left;overflow-wrap:anywhere;white-space:pre-wrap;padding:1px 0;{LINE}'>{escape(value)}</td></tr>"
+        f"<tr><td style='white-space:nowrap;padding:1px 12px 1px 0;{DIM};{CELL}'>{escape(name)}</td>"
+        f"<td style='white-space:pre-wrap;padding:1px 0;{CELL}'>{escape(value)}</td></tr>"
         for name, value in rows
     )
-    return f"<table style='border-collapse:collapse;margin:4px 0;color:inherit;font-size:inherit'><tbody>{lines}</tbody></table>"
+    table = f"<table style='border-collapse:collapse;margin:4px 0'><tbody>{lines}</tbody></table>"
+    return f"<div style='overflow-x:auto'>{table}</div>"
 
 
 def more(title: str, rows: Rows) -> str:
@@ -43,7 +56,7 @@ def more(title: str, rows: Rows) -> str:
 
 def note(level: str, text: str) -> str:
     """A paragraph behind an edge in the colour of its level: error, warning, or anything else."""
-    colour = {"error": "#d1495b", "warning": "#e9a23b"}.get(level, "rgba(127,127,127,.6)")
+    colour = {"error": "#d1495b", "warning": "#e9a23b"}.get(level, "rgba(127,127,127,0.6)")
     return (
         f"<div style='border-left:4px solid {colour};padding:2px 8px;margin:6px 0;white-space:pre-wrap'>"
         f"<b>{escape(level)}</b> {escape(text)}</div>"
@@ -53,10 +66,25 @@ def note(level: str, text: str) -> str:
 def bar(share: float) -> str:
     """How much is done, 0 to 1."""
     return (
-        "<div style='height:6px;margin:4px 0;background:rgba(127,127,127,.25);border-radius:3px' role='progressbar' "
+        "<div style='height:6px;margin:4px 0;background:rgba(127,127,127,0.25);border-radius:3px' role='progressbar' "
         f"aria-valuemin='0' aria-valuemax='100' aria-valuenow='{share * 100:.0f}'>"
         f"<div style='height:6px;border-radius:3px;width:{share * 100:.1f}%;background:{FILLED}'></div></div>"
     )
+
+
+def image(svg: str) -> str:
+    """An SVG document as an image, "" of none. Its title stands where it cannot be shown."""
+    if not svg:
+        return ""
+    title = re.search(r"<title>(.*?)</title>", svg)
+    data = base64.b64encode(svg.encode()).decode()
+    alt = title[1].replace("'", "&#x27;") if title else ""
+    return f"<img alt='{alt}' src='data:image/svg+xml;base64,{data}' style='max-width:100%;height:auto'/>"
+
+
+def inline(svg: str) -> str:
+    """An SVG document as a part of a page, whose text can be found and whose marks say more under the pointer; "" of none."""
+    return f"<div class='picture'>{svg}</div>" if svg else ""
 
 
 def curve(name: str, points: Sequence[tuple[int, float]]) -> str:
@@ -73,9 +101,13 @@ def curve(name: str, points: Sequence[tuple[int, float]]) -> str:
         for step, value in points
     )
     ends = f"{name.replace('_', ' ')}: {points[0][1]:.4g} at step {first}, {points[-1][1]:.4g} at step {last}"
+    line = (
+        f"<svg xmlns='http://www.w3.org/2000/svg' width='{CURVE_WIDTH}' height='{CURVE_HEIGHT + 4}'>"
+        f"<title>{escape(name.replace('_', ' '))}</title>"
+        f"<polyline points='{drawn}' fill='none' stroke='{FILLED}' stroke-width='1.5'/></svg>"
+    )
     return (
-        f"<div style='display:inline-block;margin:4px 24px 4px 0'><svg width='{CURVE_WIDTH}' height='{CURVE_HEIGHT + 4}' role='img' "
-        f"aria-label='{escape(ends)}'><polyline points='{drawn}' fill='none' stroke='{FILLED}' stroke-width='1.5'/></svg>"
+        f"<div style='display:inline-block;margin:4px 24px 4px 0'>{image(line)}"
         f"<div style='{DIM};font-size:11px'>{escape(ends)}</div></div>"
     )
 

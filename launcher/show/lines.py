@@ -17,6 +17,9 @@ WIDTH, ROW = 640, 18
 NARROWEST = 18
 """Pixels between two numbers of the horizontal axis: one that would touch the last is left out."""
 
+UNCOLOURED, DASHED = "#808080", 'stroke-dasharray="5 4" opacity="0.7"'
+"""Of a legend's sign, which stands for those of every curve; and the look of an ideal line."""
+
 Sign = Literal["dot", "cross", "ring"]
 """dot: on the solid line. ring: on the dotted line that goes on from the dots, and an estimate without a range. cross: on no line."""
 
@@ -54,7 +57,7 @@ class LineChart:
     """What each sign means, for the legend and the pointer."""
 
 
-def line_charts(charts: Sequence[LineChart]) -> str:
+def line_charts(charts: Sequence[LineChart]) -> svg.Picture:
     """One SVG document: the charts below each other."""
     parts, top = [], 0
     for chart in charts:
@@ -63,11 +66,18 @@ def line_charts(charts: Sequence[LineChart]) -> str:
     return svg.document(WIDTH, top, "; ".join(chart.title for chart in charts), parts)
 
 
-def _legend(chart: LineChart) -> str:
-    """What the signs mean that the chart has."""
+def _legend(chart: LineChart, y: float) -> list[str]:
+    """The signs and lines that the chart has, each with what it means."""
     there = {mark.sign for curve in chart.curves for mark in curve.marks}
-    signs = [f"{sign}: {meaning}" for sign, meaning in chart.signs.items() if sign in there]
-    return "; ".join([*signs, "dashed: ideal line"] if any(curve.ideal for curve in chart.curves) else signs)
+    parts, x = [], float(LEFT)
+    for sign, meaning in chart.signs.items():
+        if sign in there:
+            parts += [_sign(sign, x + 5, y - 4, UNCOLOURED), svg.text(x + 16, y, meaning, "faint")]
+            x += svg.legend_width(meaning)
+    if any(curve.ideal for curve in chart.curves):
+        line = f'<path d="M{x:.1f} {y - 4:.1f} h22" stroke="{UNCOLOURED}" {DASHED} fill="none"/>'
+        parts += [line, svg.text(x + 28, y, "ideal line", "faint")]
+    return parts
 
 
 def _draw(chart: LineChart, top: int) -> list[str]:
@@ -93,7 +103,7 @@ def _draw(chart: LineChart, top: int) -> list[str]:
             last = x(count)
             parts.append(svg.text(last, base + 18, str(count), "faint", "middle"))
     parts.append(svg.text(LEFT, base + 36, chart.counted, "faint"))
-    parts.append(svg.text(LEFT, base + 54, _legend(chart), "faint"))
+    parts += _legend(chart, base + 54)
     for place, curve in enumerate(chart.curves):
         parts += _curve(curve, chart, _colour(place), x, axis)
     return parts
@@ -108,7 +118,7 @@ def _curve(curve: Curve, chart: LineChart, colour: str, x: Callable[[float], flo
         places = " ".join(f"{x(count):.1f},{axis.y(value):.1f}" for count, value in points)
         return f'<polyline points="{places}" fill="none" stroke="{colour}" {style}/>'
 
-    parts = [path(curve.ideal, 'stroke-dasharray="5 4" opacity="0.7"')] if curve.ideal else []
+    parts = [path(curve.ideal, DASHED)] if curve.ideal else []
     for signs, style in ((("dot",), ""), (("dot", "ring"), ' stroke-dasharray="1 3"')):
         points = [(mark.count, mark.value.median) for mark in curve.marks if mark.sign in signs]
         if len(points) > 1:
@@ -125,9 +135,10 @@ def _curve(curve: Curve, chart: LineChart, colour: str, x: Callable[[float], flo
     return parts
 
 
-def _sign(sign: Sign, x: float, y: float, colour: str, tip: str) -> str:
+def _sign(sign: Sign, x: float, y: float, colour: str, tip: str = "") -> str:
+    more = svg.title(tip) if tip else ""
     if sign == "cross":
         strokes = f"M{x - 4:.1f} {y - 4:.1f} l8 8 M{x + 4:.1f} {y - 4:.1f} l-8 8"
-        return f'<path d="{strokes}" stroke="{colour}" stroke-width="2" fill="none">{svg.title(tip)}</path>'
+        return f'<path d="{strokes}" stroke="{colour}" stroke-width="2" fill="none">{more}</path>'
     look = f'fill="{colour if sign == "dot" else "none"}" stroke="{colour}" stroke-width="1.5"'
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" {look}>{svg.title(tip)}</circle>'
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" {look}>{more}</circle>'

@@ -166,12 +166,13 @@ const charts = (() => {
     });
   }
 
-  // Lines over `bins` equal parts of the time. Each of `series` has a name, means and, where a bin holds several samples, peaks (`high`).
+  // Lines over `bins` equal parts of the time. Each of `series` has a name, the variable of its colour, means and, where a bin holds several
+  // samples, peaks (`high`).
   // most: the axis ends there; 0: at the highest value. hidden: names that a click shows.
   function lines(holder, time, bins, series, { title, label, unit, most, hidden: quiet }) {
     if (!series.length) return;
     holder.append(element("h3", "", title));
-    const names = series.map((one) => one.name), colours = names.map((_, place) => `--c${[4, 0, 3, 2, 1, 8, 9][place % 7]}`);
+    const names = series.map((one) => one.name), colours = series.map((one) => one.colour);
     const hidden = new Set(quiet.filter((name) => names.includes(name)));
     let drawn;
     const bin = (at) => Math.min(bins - 1, Math.max(0, Math.floor((at / time.seconds) * bins)));
@@ -278,7 +279,23 @@ const charts = (() => {
     chart(holder, time, height, label, paint, hint);
   }
 
+  // A button beside each command that copies it. Where the browser keeps its clipboard from a script, the command is selected instead.
+  function copies() {
+    document.querySelectorAll(".paste").forEach((part) => {
+      const code = part.querySelector("code"), button = part.appendChild(element("button", "", "copy"));
+      button.setAttribute("aria-label", `copy ${code.textContent}`);
+      button.addEventListener("click", async () => {
+        getSelection().selectAllChildren(code);
+        let done;
+        try { await navigator.clipboard.writeText(code.textContent); done = true; } catch { done = document.execCommand("copy"); }
+        button.textContent = done ? "copied" : "selected";
+        setTimeout(() => { button.textContent = "copy"; }, 2000);
+      });
+    });
+  }
+
   function ready() {
+    copies();
     const redraw = () => redraws.forEach((draw) => draw());
     let waiting = 0;
     window.addEventListener("resize", () => { cancelAnimationFrame(waiting); waiting = requestAnimationFrame(redraw); });

@@ -9,18 +9,20 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from launcher.show import palette
+
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{script}'"
 """The page's Content-Security-Policy: a browser loads nothing for it, and runs the script of this digest alone."""
 
 
-def document(title: str, body: str, data: Any, style: str, script: str) -> str:
-    """A whole page, in the reader's light or dark scheme, with the charts of page.js.
+def document(title: str, body: str, data: Any = None, style: str = "", script: str = "charts.ready();\n") -> str:
+    """A whole page, in the reader's light or dark scheme, with the charts of page.js and a button to copy what is in a `.paste`.
 
     Args:
         body: HTML.
         data: JSON-ready; the script finds it in the element #data.
         style: CSS, after that of page.css.
-        script: JavaScript, after that of page.js, whose `charts` it draws with. It ends with `charts.ready()`.
+        script: JavaScript, after that of page.js, whose `charts` it draws with. It ends with `charts.ready()`; without charts that is all.
 
     Raises:
         ValueError: a number in the data is not finite.
@@ -31,6 +33,8 @@ def document(title: str, body: str, data: Any, style: str, script: str) -> str:
         "<", "\\u003c"
     )  # nothing in it ends the script
     script = kit + script
+    light, dark = palette.variables(0), palette.variables(1)
+    base = f":root,:root.print{{{light}}}@media (prefers-color-scheme:dark){{:root:not(.print){{{dark}}}}}{base}"
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
         "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from launcher.show.html import image
+
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7")
 """Okabe and Ito's palette for all kinds of colour vision (https://jfly.uni-koeln.de/color/): blue, orange, green, purple."""
 
 STYLE = """
 .figure { background: #ffffff; font-family: system-ui, sans-serif; font-size: 12px }
 .figure text { fill: #1a1a1a } .figure .faint { fill: #555555 } .figure .title { font-size: 15px; font-weight: 600 }
-.figure .value { font-size: 10px } .figure .on { fill: #ffffff } .figure .total { font-weight: 600 }
+.figure .value { font-size: 10px } .figure .total { font-weight: 600 }
 .figure .axis { stroke: #888888 } .figure .grid { stroke: #dddddd } .figure .range { stroke: #1a1a1a; fill: none }
 .figure .heat { fill: #08306b } .figure .cold { fill: #edf1f7 }
-@media (prefers-color-scheme: dark) {
+@media screen and (prefers-color-scheme: dark) {
   .figure { background: #16181c } .figure text { fill: #e8e8e8 } .figure .faint { fill: #b0b0b0 }
   .figure .axis { stroke: #777777 } .figure .grid { stroke: #33363c } .figure .range { stroke: #e8e8e8 }
   .figure .heat { fill: #ffd76a } .figure .cold { fill: #232a36 }
@@ -25,7 +27,17 @@ STYLE = """
 LEGEND_ROW = 20
 
 
-def document(width: int, height: int, title: str, parts: Sequence[str]) -> str:
+class Picture(str):
+    """An SVG document. A notebook shows it as an image, whether it is trusted or not."""
+
+    def __repr__(self) -> str:
+        return f"<picture of {len(self)} bytes>"
+
+    def _repr_html_(self) -> str:
+        return image(self)
+
+
+def document(width: int, height: int, title: str, parts: Sequence[str]) -> Picture:
     """A whole SVG document around some elements.
 
     Args:
@@ -33,20 +45,23 @@ def document(width: int, height: int, title: str, parts: Sequence[str]) -> str:
     """
     size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" class="figure" {size} role="img">'
-    return "\n".join([head, f"<title>{escape(title)}</title>", f"<style>{STYLE}</style>", *parts, "</svg>", ""])
+    lines = [head, f"<title>{escape(title)}</title>", f"<style>{STYLE}</style>", *parts, "</svg>", ""]
+    return Picture("\n".join(lines))
 
 
-def text(x: float, y: float, words: str, kind: str = "", anchor: str = "", turned: bool = False) -> str:
+def text(x: float, y: float, words: str, kind: str = "", anchor: str = "", turned: bool = False, fill: str = "") -> str:
     """A line of text.
 
     Args:
         kind: its class in STYLE.
         anchor: middle or end; "": x is its left end.
         turned: whether it reads from bottom to top.
+        fill: its colour; "": that of its class.
     """
     more = f' class="{kind}"' if kind else ""
     more += f' text-anchor="{anchor}"' if anchor else ""
     more += f' transform="rotate(-90 {x:.1f} {y:.1f})"' if turned else ""
+    more += f' style="fill:{fill}"' if fill else ""
     return f'<text{more} x="{x:.1f}" y="{y:.1f}">{escape(words)}</text>'
 
 

@@ -51,9 +51,9 @@ class Table:
         return replace(self, head=[self.head[place] for place in left], rows=rows)
 
     def html(self) -> str:
-        """A heading where there is a title, a table element, and a paragraph a note. Cells of a column that is no number have the
-        class `text`."""
-        kinds = ["" if number else " class='text'" for number in self._numeric()]
+        """A heading where there is a title, a table element, and a paragraph a note. Columns that are no numbers are aligned to the left by
+        a style of their own, since a notebook has no other."""
+        kinds = ["" if number else " style='text-align:left'" for number in self._numeric()]
 
         def line(row: Sequence[str], tag: str) -> str:
             cells = "".join(f"<{tag}{kind}>{escape(cell)}</{tag}>" for cell, kind in zip(row, kinds))

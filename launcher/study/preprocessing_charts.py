@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from launcher.show.bars import BarChart, bar_charts
 from launcher.show.spread import Spread
+from launcher.show.svg import Picture
 from launcher.study.preprocessing_cells import Cell, improvement, places, tried
 from launcher.study.preprocessing_hosts import REMOTE
 
 
-def charts(cells: Sequence[Cell], pipelines: Sequence[str], *, on_one_machine: bool) -> str:
+def charts(cells: Sequence[Cell], pipelines: Sequence[str], *, on_one_machine: bool) -> Picture:
     """Both as SVG.
 
     Args:

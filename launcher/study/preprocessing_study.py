@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from launcher import backends
 from launcher.config.job import Job
+from launcher.show.svg import Picture
 from launcher.show.table import Table
 from launcher.study import (
     engine,
@@ -64,7 +65,7 @@ class PreprocessingStudy(Study):
         )
         return [*lines, *pays]
 
-    def charts(self) -> str:
+    def charts(self) -> Picture:
         """Seconds an epoch, and how much less the other pipelines take than the first."""
         return preprocessing_charts.charts(self.cells, self.grid.pipelines, on_one_machine=self._on_one_machine)
 

@@ -10,7 +10,11 @@ from typing import Any, ClassVar
 
 from launcher.config.job import Job, StudySection
 from launcher.record import records
+from launcher.show import html
+from launcher.show.page import document
+from launcher.show.svg import Picture
 from launcher.show.table import Table
+from launcher.show.text import counted
 from launcher.study.trial_table import Row, typed
 
 NOT_MEASURED = "not measured"
@@ -45,13 +49,17 @@ class Study(ABC):
         """The answer."""
 
     @abstractmethod
-    def charts(self) -> str:
-        """The answer as SVG."""
+    def charts(self) -> Picture:
+        """The answer as SVG, which a notebook shows as an image."""
 
     @property
     def verdict(self) -> str:
         """The answer in a few lines."""
         return "\n".join(self.sentences())
+
+    @property
+    def title(self) -> str:
+        return f"{self.kind.capitalize()} study of {self.job.name}"
 
     def to_dict(self) -> dict[str, Any]:
         """For machines: the answer, and every trial."""
@@ -80,8 +88,21 @@ class Study(ABC):
         return f"<{self.kind} study {self.file.name}: {len(self.table)} trials>"
 
     def _repr_html_(self) -> str:
+        return self._html(html.image)
+
+    def _html(self, shown: html.Shown) -> str:
+        """The charts first, then the answer in words, the tables and what else there is to say."""
         tables, more = self.tables(), [*self.notes, *self.failed]
+        head = f"<h1>{escape(self.title)}</h1><p class='about'>{counted(len(self.table), 'trial')}: {escape(str(self.file))}</p>"
         if not tables:
-            return f"<p>{escape('no trial has completed: ' + '; '.join(more))}</p>"
-        lines = (f"<p>{escape(line)}</p>" for line in [*self.sentences(), *more])
-        return "\n".join([self.charts(), *(table.html() for table in tables), *lines])
+            return f"{head}<p>{escape('no trial has completed: ' + '; '.join(more))}</p>"
+        answer = f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in self.sentences())}</ul>"
+        drawn = shown(self.charts())
+        rest = "".join(f"<p>{escape(line)}</p>" for line in more)
+        listed = "".join(f"<div class='scroll'>{table.html()}</div>" for table in tables)
+        return f"<div class='diagnosis'>{head}{drawn}{answer}{listed}{rest}</div>"
+
+    def save_html(self, file: str | Path) -> Path:
+        """Write the answer with its charts and tables as one page; it needs no other file and no network."""
+        records.write_atomically(Path(file), document(self.title, self._html(html.inline)))
+        return Path(file)

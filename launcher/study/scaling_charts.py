@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from launcher.show.lines import Curve, LineChart, Mark, Sign, line_charts
 from launcher.show.spread import Spread
+from launcher.show.svg import Picture
 from launcher.study.scaling_model import ScalingModel
 from launcher.study.scaling_sizes import Line, beyond
 
 SIGNS: Mapping[Sign, str] = {"dot": "measured", "cross": "hosts share cores", "ring": "predicted"}
 
 
-def charts(lines: Sequence[Line], model: ScalingModel | None) -> str:
+def charts(lines: Sequence[Line], model: ScalingModel | None) -> Picture:
     """Both as SVG."""
     rates, shares = [], []
     for line in lines:

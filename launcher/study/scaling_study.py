@@ -11,6 +11,7 @@ from typing import ClassVar
 from launcher import backends
 from launcher.aws import prices
 from launcher.config.job import Job
+from launcher.show.svg import Picture
 from launcher.show.table import Table
 from launcher.study import engine, scaling_charts, scaling_model, scaling_sizes, scaling_tables, scaling_verdict
 from launcher.study.results import Study
@@ -101,7 +102,7 @@ class ScalingStudy(Study):
             *scaling_verdict.caveats(lines),
         ]
 
-    def charts(self) -> str:
+    def charts(self) -> Picture:
         """Images a second beside the ideal line, and efficiency."""
         return scaling_charts.charts(self.lines, self.model)
 

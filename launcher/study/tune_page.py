@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from launcher.insight import page as diagnosis_page
+from launcher.show import html
 from launcher.show.lines import Curve, LineChart, Mark, line_charts
 from launcher.show.spread import Spread
 from launcher.study.tune_course import Losses
@@ -25,36 +26,42 @@ def page(title: str, top: str, trials: Sequence[Trial]) -> str:
     return diagnosis_page.page(title, top, [(one.diagnosis.evidence, one.diagnosis.report) for one in trials])
 
 
-def fragment(title: str, sentences: Sequence[str], how: Sequence[str], steps: Sequence[Step]) -> str:
+def fragment(title: str, sentences: Sequence[str], how: Sequence[str], steps: Sequence[Step], shown: html.Shown) -> str:
     """What a notebook shows, and the top of the page.
 
     Args:
         how: how the changes get into the job, as diffs and commands.
     """
     lines = "".join(f"<p>{escape(line)}</p>" for line in sentences)
-    code = "".join(f"<pre>{escape(text)}</pre>" for text in how)
-    tried = "".join(f"<li>{_step(step)}</li>" for step in steps)
+    code = "".join(map(_how, how))
+    tried = "".join(f"<li class='{'kept' if step.kept else 'left'}'>{_step(step, shown)}</li>" for step in steps)
     return f"<div class='diagnosis'><h1>{escape(title)}</h1>{lines}{code}<ol class='findings'>{tried}</ol></div>"
 
 
-def _step(step: Step) -> str:
+def _how(text: str) -> str:
+    """A command to paste, or a diff."""
+    if text.startswith("launcher "):
+        return f"<div class='paste' style='overflow-x:auto'><code>{escape(text)}</code></div>"
+    return f"<pre style='white-space:pre-wrap;word-break:normal;overflow-wrap:break-word'>{escape(text)}</pre>"
+
+
+def _step(step: Step, shown: html.Shown) -> str:
     """One change."""
     finding, proposal = step.proposal.finding, step.proposal
-    gain = "-" if step.gain is None else f"{step.gain:.2f}"
-    numbers = "".join(f"<li>{escape(text)}</li>" for text in finding.evidence)
-    near = "a neighbour of the value before, against: " if proposal.neighbour else "against: "
-    parts = [
-        f"<h3>{escape(str(proposal))}: {step.verdict}</h3>",
-        f"<p><b>{near}</b>{escape(finding.title)}</p><ul>{numbers}</ul>",
-        f"<p><b>expected</b> {escape(proposal.expected or 'nothing in numbers')}</p>",
-        f"<p><b>obtained</b> {gain}: {escape(step.why)}</p>",
+    rows = [
+        ("against", f"{finding.title}{', as a neighbour of the value before' if proposal.neighbour else ''}"),
+        ("expected", proposal.expected or "nothing in numbers"),
+        ("obtained", step.why if step.gain is None else f"{step.gain:.2f}: {step.why}"),
+        *([("losses", step.losses)] if step.losses else []),
     ]
-    if step.losses:
-        parts.append(f"<p><b>losses</b> {escape(step.losses)}</p>")
+    evidence = [("evidence", number) for number in finding.evidence]
     may_differ = not RULES[proposal.setting].same_numbers or not step.same_losses
-    if may_differ and step.after and not step.after[0].failed:
-        parts.append(_curves(step))
-    return "".join(parts)
+    drawn = _curves(step) if may_differ and step.after and not step.after[0].failed else ""
+    return (
+        f"<h3>{escape(str(proposal))}: {step.verdict}</h3>{diagnosis_page.listed(rows)}"
+        f"<details><summary>evidence</summary>{diagnosis_page.listed(evidence)}</details>"
+        f"{shown(drawn)}"
+    )
 
 
 def _curves(step: Step) -> str:

@@ -19,6 +19,7 @@ from launcher.config.redaction import REDACTED, mentions_a_secret, redact_comman
 from launcher.insight.comparison import Comparison
 from launcher.record import records
 from launcher.runner.run import Run
+from launcher.show import html
 from launcher.show.table import Table
 from launcher.show.text import counted
 from launcher.study import tune_page
@@ -245,12 +246,15 @@ class Tuning:
         return f"<tuning of {self._title}>"
 
     def _repr_html_(self) -> str:
-        return tune_page.fragment(self._title, self.sentences(), self.how(), self.steps)
+        return self._html(html.image)
+
+    def _html(self, shown: html.Shown) -> str:
+        return tune_page.fragment(self._title, self.sentences(), self.how(), self.steps, shown)
 
     def save_html(self, file: str | Path) -> Path:
         """Write one page: each change with its evidence, expected and obtained gain, then both diagnoses with charts."""
         shown = [] if self.failed else [self.search.first[0], *([self.search.best[-1]] if self.changes else [])]
-        records.write_atomically(Path(file), tune_page.page(self._title, self._repr_html_(), shown))
+        records.write_atomically(Path(file), tune_page.page(self._title, self._html(html.inline), shown))
         return Path(file)
 
     @property

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 import pytest
 from botocore.exceptions import ClientError
 
+from tests.browser import Browser
 from tests.conftest import wait_until
 from tests.emulator.conftest import BUCKET, NOBODY, SAY
-from tests.insight.browser import Browser
 
 WAITS = (
     SAY

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import xml.etree.ElementTree as ElementTree
@@ -10,7 +11,8 @@ from dataclasses import replace
 import pytest
 
 from launcher.config.issues import UserError
-from launcher.insight.comparison import PAUSES, Comparison, epochs_done
+from launcher.insight import summary
+from launcher.insight.comparison import Comparison, epochs_done
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.evidence import Evidence
 from launcher.insight.measurements import Series
@@ -107,7 +109,7 @@ def test_the_picture_of_two_runs_shows_their_phases_and_cores_and_what_was_chang
     bars = {title.text for title in picture.iter("{http://www.w3.org/2000/svg}title")}
     assert any(re.fullmatch(r"before, data_wait: 2\.8\d* seconds per 1,000 images", bar) for bar in bars), bars
     assert any(re.fullmatch(r"after, backward: 0\.58\d* seconds per 1,000 images", bar) for bar in bars), bars
-    assert "prefers-color-scheme: dark" in text and text in comparison._repr_html_()
+    assert "prefers-color-scheme: dark" in text and base64.b64encode(text.encode()).decode() in comparison._repr_html_()
 
 
 def test_the_picture_of_runs_on_gpus_shows_these_too():
@@ -116,7 +118,7 @@ def test_the_picture_of_runs_on_gpus_shows_these_too():
         return Diagnosis(replace(diagnosis.measurements, hosts={host.name: replace(host, gpus={})}))
 
     both, neither = Comparison(run(gpu=40), run(gpu=95)), Comparison(without_gpus(run()), without_gpus(run()))
-    titles = [re.findall(r"How busy each (\w+) is", comparison._svg()) for comparison in (both, neither)]
+    titles = [re.findall(r"How busy each (\w+) is", comparison.picture) for comparison in (both, neither)]
     assert titles == [["core", "GPU"], ["core"]]
 
 
@@ -126,7 +128,7 @@ def test_cores_that_were_sampled_only_once_are_no_map_and_the_picture_says_so():
         cores = {name: Series(core.times[5:6], core.values[5:6]) for name, core in host.cores.items()}
         return Diagnosis(replace(diagnosis.measurements, hosts={host.name: replace(host, cores=cores, gpus={})}))
 
-    one, both = (Comparison(once(run()), after)._svg() for after in (run(), once(run())))
+    one, both = (Comparison(once(run()), after).picture for after in (run(), once(run())))
     assert "busier (before: sampled only once)" in one and one.count(">before<") == 1 and one.count(">after<") == 3
     assert "no map of the cores: before and after sampled them only once" in both and "busier" not in both
 
@@ -140,7 +142,7 @@ def test_runs_whose_steps_were_not_measured_have_no_picture(tmp_path):
     nothing = Diagnosis(plant(phases=None))
     with pytest.raises(UserError, match="no step of either run was measured"):
         Comparison(nothing, nothing).plot(tmp_path / "both.svg")
-    assert "<svg" not in Comparison(nothing, nothing)._repr_html_()
+    assert "<img" not in Comparison(nothing, nothing)._repr_html_()
 
 
 def test_all_of_the_training_time_is_in_the_course_also_what_passes_beside_the_steps():
@@ -149,6 +151,6 @@ def test_all_of_the_training_time_is_in_the_course_also_what_passes_beside_the_s
     course = {name: seconds for name, *seconds in rows}
     assert unit == "seconds per 1,000 images" and rows[-1][0] == "whole"
     assert course["backward"] == pytest.approx([7.5, 7.5], rel=0.02), "0.15 s a step of 20 images"
-    assert course[PAUSES] == pytest.approx([12.5, 0], abs=0.2), "four of 12.5 s in 200 steps of 20 images"
+    assert course[summary.PAUSES] == pytest.approx([12.5, 0], abs=0.2), "four of 12.5 s in 200 steps of 20 images"
     assert course["whole"] == pytest.approx([25, 12.5], rel=0.02)
     assert course["whole"][0] == pytest.approx(sum(before for before, _ in list(course.values())[:-1]), rel=1e-6)

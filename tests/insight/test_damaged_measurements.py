@@ -16,7 +16,7 @@ import launcher
 from launcher.insight.comparison import Comparison
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.measurements import read
-from tests.insight.browser import Browser
+from tests.browser import Browser
 from tests.insight.observed import loader, observed, sampled
 from tests.insight.planted import plant, write
 from tests.launcher.test_damaged_records import OPERATORS, VALUES, paths, replaced

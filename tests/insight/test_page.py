@@ -9,25 +9,17 @@ import re
 import numpy as np
 import pytest
 
-from launcher.insight import charts, pictures, summary
+from launcher.insight import charts, summary
 from launcher.insight.comparison import Comparison
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.evidence import Evidence
 from launcher.insight.measurements import Host, Measurements, Series
 from launcher.insight.phases import order
-from launcher.insight.replay import Replay
-from tests.insight.browser import Browser
+from launcher.show import palette
+from tests.browser import Browser
 from tests.insight.observed import observed, sampled
 from tests.insight.planted import BEGAN, plant
-
-STEP = {
-    "data_wait": 0.1,
-    "teacher_forward": 0.1,
-    "student_forward": 0.1,
-    "backward": 0.3,
-    "grad_sync": 0.1,
-    "optimizer": 0.02,
-}
+from tests.show.made_up import STEP, crowded, distillation
 
 CHARTS = "[...document.querySelectorAll('canvas')].map(c => [c.getAttribute('aria-label'), +c.dataset.marks, c.width, c.height])"
 
@@ -48,26 +40,6 @@ def no_complaint(browser):
     browser.emulate()
     yield
     assert browser.complaints == []
-
-
-def distillation(**values) -> Diagnosis:
-    return Diagnosis(
-        plant(
-            **{
-                **dict(
-                    phases=STEP,
-                    ranks=4,
-                    steps=400,
-                    cores=16,
-                    busy=12,
-                    gpu=55,
-                    checkpoint=(100, 4.0),
-                    evaluate=(150, 6.0),
-                ),
-                **values,
-            }
-        )
-    )
 
 
 def test_every_chart_is_drawn(browser, tmp_path):
@@ -93,7 +65,7 @@ def test_every_phase_has_a_colour_of_its_own_on_the_page_and_in_the_picture(brow
         browser.emulate(scheme=scheme)
         shown = [browser.value(f"{style}('--c{summary.colour(phase)}')") for phase in order()]
         assert all(shown) and len({*shown}) == len(order()), shown
-    assert len({pictures.PHASE_COLOURS[summary.colour(phase)] for phase in order()}) == len(order())
+    assert len({palette.PHASES[summary.colour(phase)] for phase in order()}) == len(order())
 
 
 def test_hovering_tells_time_and_values_and_dragging_zooms(browser, tmp_path):
@@ -212,7 +184,7 @@ def test_odd_measurements_are_shown_all_the_same(browser, tmp_path, case):
     diagnosis = Diagnosis(ODD[case])
     browser.open(diagnosis.save_html(tmp_path / "page.html"))
     assert browser.value("document.documentElement.dataset.drawn") == "yes"
-    assert browser.value("document.querySelector('h1').textContent") == diagnosis.headline
+    assert browser.value("document.querySelector('h1').textContent.replaceAll('\u00a0', ' ')") == diagnosis.headline
     assert all(marks > 0 for _, marks, *_ in browser.value(CHARTS))
     assert str(diagnosis) and json.dumps(diagnosis.to_dict(), allow_nan=False)
     assert "<script" not in diagnosis._repr_html_()
@@ -235,21 +207,20 @@ def test_a_single_sample_is_no_chart_and_a_line_says_why(browser, tmp_path, case
 def test_a_run_of_three_steps_has_its_charts_and_no_verdict(browser, tmp_path):
     short = distillation(ranks=1, steps=3, log_every=1, checkpoint=(3, 0.5), evaluate=None)
     browser.open(short.save_html(tmp_path / "page.html"))
-    assert browser.value("document.querySelector('h1').textContent") == short.headline
+    assert browser.value("document.querySelector('h1').textContent.replaceAll('\u00a0', ' ')") == short.headline
     assert short.headline.endswith("too short to judge") and len(browser.value(CHARTS)) == 4
     assert browser.value("document.querySelectorAll('ol.findings li').length") == 0
 
 
 def test_a_command_is_selected_whole_by_a_click(browser, tmp_path):
-    crowd = plant(phases={**STEP, "data_wait": 0.6}, cores=2, busy=1.9, settings={"num_workers": 16})
-    named = Diagnosis(dataclasses.replace(crowd, replay=Replay("slow-20261122-100000-abcd")))
+    named = crowded()
     browser.open(named.save_html(tmp_path / "page.html"))
     command = named.findings[0].fixes[0].command
     assert command.startswith("launcher replay slow-20261122-100000-abcd hyperparameters.")
-    assert browser.value("document.querySelector('dd code').textContent") == command
+    assert browser.value("document.querySelector('dd .paste code').textContent") == command
     left, top = browser.value(
-        "(() => { const c = document.querySelector('dd code'); c.scrollIntoView({block: 'center'});"
-        "const r = c.getBoundingClientRect(); return [r.left + 30, r.top + r.height / 2] })()"
+        "(() => { const c = document.querySelector('dd .paste code'); c.scrollIntoView({block: 'center'});"
+        "const r = c.getBoundingClientRect(); return [r.left + 20, r.top + r.height / 2] })()"
     )
     for kind in ("mousePressed", "mouseReleased"):
         browser.mouse(kind, left, top, button="left", clickCount=1)
@@ -260,7 +231,7 @@ def test_two_runs_lie_on_one_page(browser, tmp_path):
     both = Comparison(distillation(), distillation(phases={**STEP, "data_wait": 0.005}))
     browser.open(both.save_html(tmp_path / "page.html"))
     assert len(browser.value(CHARTS)) == 8
-    assert browser.value("document.querySelector('h1').textContent") == "Before and after"
+    assert browser.value("document.querySelector('h1').textContent") == both.headline
 
 
 def test_thinning_keeps_means_and_peaks():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,9 @@ from launcher.study.preprocessing_measures import measure, percentile
 from launcher.study.preprocessing_question import PIPELINES, PreprocessingQuestion
 from launcher.study.preprocessing_study import PreprocessingStudy
 from launcher.study.preprocessing_verdict import sentences
-from tests.study.trial_rows import row
+from tests.study import made_up
+from tests.study.made_up import JOB
+from tests.study.made_up import preprocessing_row as row
 
 PUBLISHED = {
     "resnet18": [48.88, 57.21, 65.95, 72.59],
@@ -26,23 +27,12 @@ PUBLISHED = {
 """The post's column of improvements in percent. Of its third row for ResNet152 the seconds give 30.35."""
 
 LOADS = [1, 4, 8, 12]
-JOB = launcher.from_values({"name": "post", "script": "train_classifier.py", "region": "us-west-2"})
 A, B = "cpu_reference", "dali"
 
 
 @pytest.fixture
 def post() -> PreprocessingStudy:
-    """A study whose trials are the post's, each pipeline's figures in one run; its machine has a V100."""
-    measured = {"gpu": "Tesla V100-SXM2-16GB", "gpu_memory_gib": 16.0, "gpu_used_gib": 4.5, "cores": 8.0}
-    rows = [
-        row(model, name, load, 1, seconds, **measured, input_cpu_seconds_an_image=0.01 if name == A else 0.0005)
-        for model, by_load in sizing.post()["models"].items()
-        for load, pair in by_load.items()
-        for name, seconds in zip((A, B), pair)
-    ]
-    rows.append(row("resnet18", "", "", 1, 20.0, **measured))
-    grid = StudySection(models=list(PUBLISHED), loads=LOADS, pipelines=[A, B], repeats=1)
-    return PreprocessingStudy(JOB, "process", Path("post.csv"), grid, rows)
+    return made_up.post()
 
 
 def test_the_posts_seconds_give_the_posts_improvements(post):
@@ -279,7 +269,7 @@ def test_the_charts_are_well_formed_and_hold_every_bar_label_and_unit(post, tmp_
 
 def test_a_notebook_shows_tables_and_charts(post):
     page = post._repr_html_()
-    assert page.count("<table>") == 5 and page.count("<svg") == 1 and "<td>48.88</td>" in page
+    assert page.count("<table>") == 5 and page.count("<img ") == 1 and "<td>48.88</td>" in page
 
 
 def test_the_posts_table_is_the_posts():

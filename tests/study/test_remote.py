@@ -20,7 +20,7 @@ from launcher.study.preprocessing_question import PreprocessingQuestion
 from launcher.study.preprocessing_study import PreprocessingStudy
 from tests.conftest import ROOT
 from tests.photo_folders import draw_photos
-from tests.study.trial_rows import row
+from tests.study.made_up import preprocessing_row as row
 
 CONFIG = ROOT / "configs/remote_preprocessing.yaml"
 MODEL = "mobilenetv3_small_050"

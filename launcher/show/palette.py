@@ -1,0 +1,81 @@
+"""The colours of pages and pictures. Each means one thing: what is severe, a phase of a step, or a resource."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+SEVERITIES = {"bad": ("#b3261e", "#ff8a80"), "risk": ("#8a5a00", "#f0b94d")}
+"""Name -> in the light and in the dark scheme. A bottleneck is bad."""
+
+PHASES = (
+    ("#c2388f", "#e66bb8"),  # data_wait
+    ("#e08fc0", "#f2b3d8"),  # host_to_device
+    ("#b48be0", "#d9bff7"),  # augment
+    ("#2a9d8f", "#4fc4b4"),  # buffer_sync
+    ("#2f73b8", "#4f97d8"),  # teacher_forward
+    ("#7fb2e5", "#a5cbf0"),  # student_forward
+    ("#46b3cf", "#6fd3ea"),  # forward
+    ("#9aa56b", "#bcc78b"),  # loss
+    ("#33447f", "#8095f0"),  # backward
+    ("#4c8f3f", "#7cc46c"),  # grad_sync
+    ("#6b4fa0", "#a06be0"),  # optimizer
+)
+"""In the order of a step; what belongs together has a hue in common: input, exchange, forward passes."""
+
+UNNAMED, BESIDE = ("#c9ced6", "#4a525c"), ("#8d96a0", "#8d96a0")
+"""Of the part of a step that is in no phase, and of what passes beside the steps."""
+
+RESOURCES = {
+    "CPU, mean of the cores": ("#0a5a6e", "#5afabe"),
+    "CPU, busiest core": ("#960a46", "#fafa96"),
+    "GPU": ("#0a5a32", "#0a8246"),
+    "GPU memory": ("#82820a", "#82820a"),
+    "memory": ("#82466e", "#825a96"),
+    "I/O wait": ("#460a1e", "#965a1e"),
+    "throttled by the quota": ("#46460a", "#965a5a"),
+    "disk read": ("#0a0a5a", "#0a8296"),
+    "disk write": ("#aa5a5a", "#fad2be"),
+    "network receive": ("#1e1e32", "#d2fae6"),
+    "network transmit": ("#0a1e0a", "#5a6e46"),
+}
+
+DARK_TEXT, LIGHT_TEXT = "#000000", "#ffffff"
+
+
+def variables(scheme: int) -> str:
+    """CSS variables of all colours, --c0 for the first phase and --r0 for the first resource, with --on-c0 for text upon it.
+
+    Args:
+        scheme: 0 light, 1 dark.
+    """
+    named = {name: both[scheme] for name, both in SEVERITIES.items()}
+    named |= {"none": UNNAMED[scheme], "beside": BESIDE[scheme]}
+    for letter, colours in (("c", PHASES), ("r", tuple(RESOURCES.values()))):
+        named |= {f"{letter}{place}": both[scheme] for place, both in enumerate(colours)}
+    upon = {f"on-{name}": text_upon(colour) for name, colour in named.items()}
+    return "".join(f"--{name}:{colour};" for name, colour in chain(named.items(), upon.items()))
+
+
+def resource(name: str) -> str:
+    """The variable of a resource's colour; those without one of their own share them."""
+    name = "GPU" if name == "GPU, mean" else name
+    place = [*RESOURCES].index(name) if name in RESOURCES else sum(name.encode()) % len(RESOURCES)
+    return f"--r{place}"
+
+
+def text_upon(colour: str) -> str:
+    """Dark or light text, whichever is easier to read upon a colour."""
+    return max((DARK_TEXT, LIGHT_TEXT), key=lambda text: contrast(text, colour))
+
+
+def contrast(one: str, other: str) -> float:
+    """1 to 21, of two colours such as #1b1f24: https://www.w3.org/TR/WCAG22/#dfn-contrast-ratio"""
+    low, high = sorted((_luminance(one), _luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    """0 to 1: https://www.w3.org/TR/WCAG22/#dfn-relative-luminance"""
+    parts = (int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
+    linear = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear))
