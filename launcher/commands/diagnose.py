@@ -47,12 +47,13 @@ def carry_out(options: argparse.Namespace) -> int:
         raise mistake(
             "--with" if options.changes else "--on", "given without --probe", "add --probe, which it applies to"
         )
+    page = arguments.page(options)
     found: launcher.Diagnosis | launcher.Comparison = launcher.diagnose(
         options.source, options.other, probe=options.probe, overrides=options.changes, on=options.on, say=arguments.note
     )
     print(json.dumps(found.to_dict(), indent=2) if options.json else found)
-    if options.html is not None:
-        print(f"page: {found.save_html(options.html)}", file=sys.stderr)
+    if page is not None:
+        print(f"page: {found.save_html(page)}", file=sys.stderr)
     if not options.probe or isinstance(found, launcher.Comparison) or not isinstance(found.probe, str):
         return DONE
     return INTERRUPTED if found.probe == probe.INTERRUPTED else RUN_FAILED

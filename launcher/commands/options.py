@@ -6,8 +6,10 @@ import argparse
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from launcher import backends
+from launcher.config.issues import mistake
 
 CarryOut = Callable[[argparse.Namespace], int]
 """Options -> exit code."""
@@ -116,6 +118,22 @@ def end_like_ctrl_c() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)
+
+
+def page(options: argparse.Namespace) -> Path | None:
+    """The file of --html; None where it was not given.
+
+    Raises:
+        UserError: it cannot be written there.
+    """
+    if options.html is None:
+        return None
+    file = Path(options.html).absolute()
+    if not file.parent.is_dir():
+        raise mistake("--html", f"{options.html}: there is no folder {file.parent}", "create it, or choose another")
+    if file.is_dir():
+        raise mistake("--html", f"{options.html}: is a folder", f"name a file: --html {Path(options.html, 'why.html')}")
+    return file
 
 
 def overrides_of(options: argparse.Namespace) -> list[str]:

@@ -80,6 +80,7 @@ def _study(
     """
     arguments.end_like_ctrl_c()
     given = options.overrides if "hosts" in lists else arguments.overrides_of(options)
+    page = arguments.page(options)
     named = {name: getattr(options, name) for name in (*lists, *values)}
     short = [
         f"study.{name}=" + (f"[{', '.join(text.split(','))}]" if name in lists else text)
@@ -102,6 +103,6 @@ def _study(
         print(f"\n{found}\n\ntable   {found.file}")
     if found.tables():
         tell(f"charts  {found.plot(found.file.with_suffix('.svg'))}")
-    if options.html is not None:
-        tell(f"page    {found.save_html(options.html)}")
+    if page is not None:
+        tell(f"page    {found.save_html(page)}")
     return RUN_FAILED if found.failed else DONE

@@ -48,6 +48,7 @@ def carry_out(options: argparse.Namespace) -> int:
         raise mistake("tune", both, "launcher tune CONFIG, or launcher tune -- COMMAND ...")
     if command and (options.smoke or options.write or options.hosts is not None):
         raise mistake("tune", "a config's option beside a command", "leave out --smoke, --hosts and --write")
+    page = arguments.page(options)
     arguments.end_like_ctrl_c()
     budget = {name: value for name in ("minutes", "trials") if (value := getattr(options, name)) is not None}
     found = launcher.tune(
@@ -67,6 +68,6 @@ def carry_out(options: argparse.Namespace) -> int:
     tell(f"\n{found}\n\ntable   {found.file}")
     if options.write is not None:
         tell(f"config  {found.write(options.write)}")
-    if options.html is not None:
-        print(f"page    {found.save_html(options.html)}", file=sys.stderr)
+    if page is not None:
+        print(f"page    {found.save_html(page)}", file=sys.stderr)
     return RUN_FAILED if found.failed else DONE

@@ -42,11 +42,7 @@ def carry_out(options: argparse.Namespace) -> int:
         script = Path(command[0]).is_file()
         fix = f"launcher watch -- python {command[0]}, or make it executable" if script else "check its path"
         raise mistake("command", f"{command[0]}: {'not executable' if script else 'no such program'}", fix)
-    page = Path(options.html).absolute() if options.html is not None else None
-    if page is not None and not page.parent.is_dir():
-        raise mistake("--html", f"{options.html}: there is no folder {page.parent}", "create it, or choose another")
-    if page is not None and page.is_dir():
-        raise mistake("--html", f"{options.html}: is a folder", f"name a file: --html {Path(options.html, 'why.html')}")
+    page = arguments.page(options)
     name = re.sub(r"[^A-Za-z0-9]+", "-", options.name or _script(command)).strip("-")[:42].strip("-") or "watch"
     ended = watch(command, name, lambda run: arguments.note(f"launcher: run {run.name}"))
     with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):  # the exit code stays the command's

@@ -54,8 +54,8 @@ def payload(evidence: Evidence) -> dict[str, Any]:
         "source": measurements.source,
         "began": began,
         "seconds": max(round(ended - began, 6), 0.001),
-        "phases": [name for name in summary.in_order(evidence.phases) if name != "grad_sync"],
-        "colours": [summary.colour(name) for name in summary.in_order(evidence.phases) if name != "grad_sync"],
+        "phases": summary.in_order(evidence.phases),
+        "colours": [summary.colour(name) for name in summary.in_order(evidence.phases)],
         "hosts": hosts,
         "ranks": [_rank(steps, began, most) for steps in ranks],
         "stalls": [_stall(stall, began) for stall in _longest(measurements.stalls)],
@@ -231,6 +231,7 @@ def _rank(steps: Steps, began: float, most: int) -> dict[str, Any]:
 
     last = np.concatenate([np.flatnonzero(np.diff(groups)), [len(groups) - 1]])
     first = np.concatenate([[0], last[:-1] + 1])
+    phases = {name: means(values) for name, values in steps.seconds.items() if name != "step"}
     begins = steps.ended - np.nan_to_num(steps.seconds["step"]) * counts
     return {
         "rank": steps.rank,
@@ -240,7 +241,7 @@ def _rank(steps: Steps, began: float, most: int) -> dict[str, Any]:
         "step": steps.step[last].tolist(),
         "epoch": steps.epoch[last].tolist(),
         "whole": _significant(means(steps.seconds["step"])),
-        "seconds": {name: _significant(means(values)) for name, values in steps.seconds.items() if name != "step"},
+        "seconds": {name: _significant(values) for name, values in summary.apart(phases).items()},
     }
 
 

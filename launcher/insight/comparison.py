@@ -242,14 +242,14 @@ class Comparison:
     def _repr_html_(self) -> str:
         return self._html(html.image)
 
-    def _html(self, shown: html.Shown) -> str:
+    def _html(self, render: html.Renderer) -> str:
         sides = "".join(
             f"<div><b>{name}</b> <span class='about'>{escape(run.measurements.source)}</span><p>{escape(run.headline)}</p></div>"
             for name, run in (("Before", self.before), ("After", self.after))
         )
         tables = "".join(f"<div class='scroll'>{Table(head, rows).html()}</div>" for head, rows in self.tables())
         sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.sentences())
-        drawn = shown(self.picture)
+        drawn = render(self.picture)
         return f"<div class='diagnosis'><h1>{escape(self.headline)}</h1><div class='sides'>{sides}</div>{drawn}{sentences}{tables}</div>"
 
     @property

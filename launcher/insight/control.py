@@ -15,7 +15,7 @@ import numpy as np
 from launcher.insight import windows
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import NOTICEABLE
-from launcher.insight.phases import inside, order
+from launcher.insight.phases import order, parents
 from launcher.insight.ratio import Measured, Ratio, ratio, total
 from launcher.insight.touches import (
     BACKEND,
@@ -206,7 +206,7 @@ def _of_phases(before: Evidence, after: Evidence, touches: dict[str, Touch]) -> 
         measured = [
             name
             for name in order()
-            if name not in (*waits, *inside()) and all(name in run.ranks[0].seconds for run in (before, after))
+            if name not in (*waits, *parents()) and all(name in run.ranks[0].seconds for run in (before, after))
         ]
         phases = untouched(in_steps.values(), measured, apart=_apart(before) and _apart(after))
     taken = [_seconds(run, phases) for run in (before, after)]

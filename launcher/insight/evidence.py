@@ -9,7 +9,7 @@ import numpy as np
 
 from launcher.insight import windows
 from launcher.insight.measurements import Host, Measurements, Series, Steps
-from launcher.insight.phases import inside
+from launcher.insight.phases import parents
 
 IDLE_GPU = 0.3
 """Idle share of a GPU from which something starves it: the threshold of Debugger's LowGPUUtilization, 70 % use."""
@@ -123,7 +123,7 @@ class Evidence:
         """Share of a step in no phase; None where too few phases were measured to tell."""
         if self.forward_share is None or "backward" not in self.phases or "data_wait" not in self.phases:
             return None
-        return max(0.0, 1 - sum(share for name, share in self.phases.items() if name not in inside()))
+        return max(0.0, 1 - sum(share for name, share in self.phases.items() if name not in parents()))
 
     @functools.cached_property
     def loop_share(self) -> float | None:

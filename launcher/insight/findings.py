@@ -62,8 +62,13 @@ class Fix:
         """What applies it: the run again, with the change, ready to paste into a shell. None: no command does."""
         if self.run is None or not self.keys:
             return None
-        again = ("launcher", "replay", self.run, *(as_override(key, value) for key, value in self.keys.items()))
-        return " && ".join(shlex.join(words) for words in (self.first, again) if words)
+        again = shlex.join(("launcher", "replay", self.run))
+        return " && ".join(text for text in (shlex.join(self.first), f"{again} {self.overrides}") if text)
+
+    @property
+    def overrides(self) -> str:
+        """The keys that apply it as a command's `key=value`, quoted for a shell; "" where no key does."""
+        return shlex.join(as_override(key, value) for key, value in self.keys.items())
 
     @property
     def label(self) -> str:
@@ -76,13 +81,8 @@ class Fix:
         return replace(self, value=value, why=why, change=change)
 
     @property
-    def assignment(self) -> str | None:
-        """`key=value`; None: no setting says it, or it is made in the script."""
-        return None if self.setting is None or self.change else f"{self.setting}={written(self.value)}"
-
-    @property
-    def beside(self) -> str:
-        """What there is to say of the assignment: the value in this run, and why it is to change."""
+    def reason(self) -> str:
+        """The setting's value in this run, and why it is to change."""
         return ": ".join(
             [*([] if self.now is None else [f"now {written(self.now)}"]), *([self.why] if self.why else [])]
         )
@@ -91,7 +91,7 @@ class Fix:
         if self.change:
             return f"{self.change} ({self.why})" if self.why else self.change
         before = "" if self.now is None else f" (now {written(self.now)})"
-        text = str(self.value) if self.assignment is None else f"{self.assignment}{before}"
+        text = str(self.value) if self.setting is None else f"{self.setting}={written(self.value)}{before}"
         return f"{text}: {self.why}" if self.why else text
 
     def to_dict(self) -> dict[str, Any]:

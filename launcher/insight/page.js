@@ -62,8 +62,6 @@
       if (place >= 0 && (!stall || chosen.from[place] <= at)) {
         lines.push(`epoch ${chosen.epoch[place]}, step ${chosen.step[place]}: ${chosen.whole[place]} s a step`);
         stack(place).forEach((value, index) => { if (value > 0) lines.push(`${names[index]} ${(value * 1000).toPrecision(3)} ms`); });
-        const exchange = (chosen.seconds.grad_sync || [])[place];
-        if (exchange) lines.push(`of backward, waiting for gradients ${(exchange * 1000).toPrecision(3)} ms`);
       }
       return lines.join("\n");
     };

@@ -10,7 +10,7 @@ from pathlib import Path
 from launcher.insight import charts, pictures, report_text, servers, summary, windows
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding, Fix, percent, written
-from launcher.insight.phases import inside
+from launcher.insight.phases import parents
 from launcher.insight.report import ProbeAnswer, Report
 from launcher.show import html
 from launcher.show.page import document
@@ -24,8 +24,8 @@ LABELLED = 0.11
 
 
 def fragment(evidence: Evidence, report: Report) -> str:
-    """What a notebook shows: the headline, a picture of where the time goes, the findings, and the tables folded. It has no script, and no
-    style but that of its elements: a notebook that is not trusted would lose both."""
+    """What a notebook shows: the headline, a picture of where the time goes, the findings, and the tables folded. There are no scripts and
+    style sheets, which an untrusted notebook would lose."""
     tables = (
         ("phases of a usual step", phase_table(evidence)),
         ("operators that take longest", operator_table(evidence)),
@@ -99,11 +99,16 @@ def _course(evidence: Evidence) -> str:
         label = percent(share) if share >= LABELLED else ""
         style = f"width:{100 * share:.2f}%;background:var(--{colour});color:var(--on-{colour})"
         bar += f"<span style='{style}' title='{escape(part)} {percent(share)}'>{label}</span>"
-        names += f"<span><i style='background:var(--{colour})'></i>{escape(part)} {percent(share)}</span>"
+        names += _entry(part, f"{part} {percent(share)}")
     return (
         f"<div class='course'><h2>Where the training time goes</h2><div class='bar'>{bar}</div>"
         f"<div class='legend'>{names}</div></div>"
     )
+
+
+def _entry(part: str, text: str) -> str:
+    """A part of the training time in a legend."""
+    return f"<span><i style='background:var(--{_colour(part)})'></i>{escape(text)}</span>"
 
 
 def _colour(part: str) -> str:
@@ -129,11 +134,11 @@ def rank_bars(evidence: Evidence) -> str:
     """Where each rank's step goes, as bars; the ranks whose own part takes longest come first."""
     if len(evidence.ranks) < 2:
         return ""
-    phases = [name for name in summary.in_order(evidence.phases) if name not in inside()]
+    phases = summary.in_order(evidence.phases)
     rows = []
     for steps in evidence.ranks:
-        seconds = {name: windows.mean_seconds(steps, name) or 0.0 for name in phases}
-        waits = windows.mean_seconds(steps, "grad_sync") or 0.0
+        seconds = summary.apart({name: windows.mean_seconds(steps, name) or 0.0 for name in phases})
+        waits = seconds.get("grad_sync", 0.0)
         rows.append((sum(seconds.values()) - waits, waits, steps, seconds))
     rows.sort(key=lambda row: -row[0])
     longest = max(sum(seconds.values()) for *_, seconds in rows) or 1.0
@@ -147,7 +152,7 @@ def rank_bars(evidence: Evidence) -> str:
         bars_of_ranks.append(
             f"<span>{escape(f'rank {steps.rank}, {steps.host}')}</span><span class='bar'>{bars}</span><span>{numbers}</span>"
         )
-    names = "".join(f"<span><i style='background:var(--{_colour(name)})'></i>{escape(name)}</span>" for name in phases)
+    names = "".join(_entry(name, name) for name in phases)
     more = f"<p class='note'>{len(rows) - RANKS} more ranks are not shown.</p>" if len(rows) > RANKS else ""
     return f"<div class='bars'>{''.join(bars_of_ranks)}</div><div class='legend'>{names}</div>{more}"
 
@@ -172,20 +177,21 @@ def findings(report: Report) -> str:
 
 def _what_else(report: Report) -> str:
     """What was looked for besides, folded."""
-    told = []
+    paragraphs = []
     if report.not_found:
-        told.append(f"<p><b>Looked for, not found:</b> {escape('; '.join(report.not_found))}.</p>")
+        paragraphs.append(f"<p><b>Looked for, not found:</b> {escape('; '.join(report.not_found))}.</p>")
     if report.not_applicable:
         text = "; ".join(f"{what} ({why})" for what, why in report.not_applicable)
-        told.append(f"<p><b>Does not apply:</b> {escape(text)}.</p>")
+        paragraphs.append(f"<p><b>Does not apply:</b> {escape(text)}.</p>")
     if report.not_measured:
         text = "; ".join(f"{'; '.join(what)} ({reason})" for reason, what in report_text.not_measured(report).items())
-        told.append(f"<p><b>Not measured:</b> {escape(text)}.</p>")
-    if not told:
+        paragraphs.append(f"<p><b>Not measured:</b> {escape(text)}.</p>")
+    if not paragraphs:
         return ""
     numbers = ((len(report.not_found), "not found"), (len(report.not_measured), "not measured"))
-    said = ", ".join(f"{number} {what}" for number, what in numbers if number)
-    return f"<details class='else'><summary>What else was looked for{f': {said}' if said else ''}</summary>{''.join(told)}</details>"
+    counts = ", ".join(f"{number} {what}" for number, what in numbers if number)
+    title = f"What else was looked for{f': {counts}' if counts else ''}"
+    return f"<details class='else'><summary>{title}</summary>{''.join(paragraphs)}</details>"
 
 
 def _probe(answer: ProbeAnswer) -> str:
@@ -195,7 +201,10 @@ def _probe(answer: ProbeAnswer) -> str:
 
 
 def phase_table(evidence: Evidence) -> str:
-    rows = [[name, f"{seconds * 1000:.2f}", percent(share)] for name, seconds, share in summary.phase_rows(evidence)]
+    rows = [
+        [f"{name} (part of {parents()[name]})" if name in parents() else name, f"{seconds * 1000:.2f}", percent(share)]
+        for name, seconds, share in summary.phase_rows(evidence)
+    ]
     return _table(["phase", "ms a step", "share"], rows)
 
 
@@ -231,28 +240,28 @@ def _finding(finding: Finding, *, is_first: bool) -> str:
     if to_do and finding.gain:
         to_do.append(("gain", escape(str(finding.gain))))
     above = {"fix", *(name for name, _ in to_do)}
-    why = listed([(name, value) for name, value, _ in report_text.said(finding) if name not in above])
+    why = definition_list([(name, value) for name, value, _ in report_text.said(finding) if name not in above])
     is_open = " open" if is_first or not to_do else ""
     return (
-        f"<li class='{finding.level}'><h3>{title} <span class='share'>{taken}</span></h3>{_list(to_do)}"
+        f"<li class='{finding.level}'><h3>{title} <span class='share'>{taken}</span></h3>{_definition_list(to_do)}"
         f"<details{is_open}><summary>evidence and cause</summary>{why}</details></li>"
     )
 
 
 def _fix(fix: Fix) -> str:
     """A fix: what to paste, the command where there is one, and what it does."""
-    paste = fix.command or fix.assignment
+    paste = fix.command or (fix.overrides if fix.setting and not fix.change else "")
     code = f"<div class='paste' style='overflow-x:auto'><code>{escape(paste)}</code></div>" if paste else ""
-    return code + escape(str(fix) if fix.command or paste is None else fix.beside)
+    return code + escape(fix.reason if paste and not fix.command else str(fix))
 
 
-def listed(rows: Sequence[tuple[str, str]]) -> str:
-    """Names with their sentences; "" of none. Neighbours of one name have it once, and, as JupyterLab places them, one element."""
-    return _list([(name, escape(value)) for name, value in rows])
+def definition_list(rows: Sequence[tuple[str, str]]) -> str:
+    """Names with their sentences; "" of none. Neighbours of one name share it, and one element, as JupyterLab lays such lists out."""
+    return _definition_list([(name, escape(value)) for name, value in rows])
 
 
-def _list(rows: Sequence[tuple[str, str]]) -> str:
-    """The same of HTML."""
+def _definition_list(rows: Sequence[tuple[str, str]]) -> str:
+    """Names with HTML."""
     parts = (
         f"<dt>{name}</dt><dd>{''.join(f'<div>{value}</div>' for _, value in same)}</dd>"
         for name, same in itertools.groupby(rows, key=lambda row: row[0])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from launcher.config.metrics import metric_table
 
@@ -20,6 +22,6 @@ def computing() -> tuple[str, ...]:
 
 
 @functools.cache
-def inside() -> dict[str, str]:
-    """Phase -> the one that it is a part of, of those that are."""
-    return {phase.name: phase.inside for phase in metric_table().PHASES if phase.inside}
+def parents() -> Mapping[str, str]:
+    """Phase -> the phase that it is a part of; without those that are none."""
+    return MappingProxyType({phase.name: phase.inside for phase in metric_table().PHASES if phase.inside})

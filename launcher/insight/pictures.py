@@ -8,6 +8,7 @@ import numpy as np
 
 from launcher.insight import charts, summary
 from launcher.insight.evidence import Evidence
+from launcher.insight.findings import percent
 from launcher.insight.measurements import Host, Series
 from launcher.show import palette, svg
 from launcher.show.bars import StackedBars, stacked_bars
@@ -31,15 +32,19 @@ def one_run(evidence: Evidence) -> svg.Picture:
     whole = sum(course.values())
     if not whole:
         return svg.Picture()
+    shares = {
+        part: (f"{part} {percent(seconds / whole)}", seconds / whole) for part, seconds in course.items() if seconds
+    }
     bars = StackedBars(
         title="Where the training time goes",
         unit="%",
         rows=("",),
-        parts=tuple((part, _colour(part), (100 * seconds / whole,)) for part, seconds in course.items() if seconds),
+        parts=tuple((name, _colour(part), (100 * share,)) for part, (name, share) in shares.items()),
         totals=(None,),
     )
     elements, y = stacked_bars(bars, 12, LEFT + WIDTH + RIGHT - 24, 12)
-    return svg.document(LEFT + WIDTH + RIGHT, round(y), bars.title, elements)
+    about = f"{bars.title}: {', '.join(name for name, _ in shares.values())}"
+    return svg.document(LEFT + WIDTH + RIGHT, round(y), about, elements)
 
 
 def before_and_after(course: Course, unit: str, about: str, runs: Sequence[tuple[str, Evidence]]) -> svg.Picture:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 
 from launcher.insight import windows
 from launcher.insight.evidence import Evidence
 from launcher.insight.measurements import Host, Series
-from launcher.insight.phases import inside, order
+from launcher.insight.phases import order, parents
 from launcher.show.palette import PHASES
 
 QUANTILES = {"min": 0, "p50": 50, "p90": 90, "p95": 95, "p99": 99, "max": 100}
 """Columns of the table of use, and their percentiles; Debugger's report has no p90."""
+
+Number = TypeVar("Number", float, "np.ndarray[Any, Any]")
 
 PAUSES = "beside the steps: epochs' first batches, checkpoints, evaluations"
 """The training time outside usual steps."""
@@ -55,20 +58,30 @@ def phase_rows(evidence: Evidence) -> list[tuple[str, float, float]]:
     return rows + ([("(no phase)", rest * whole, rest)] if rest and rest >= 0.001 else [])
 
 
+def apart(phases: Mapping[str, Number]) -> dict[str, Number]:
+    """Phases that do not overlap: those that have others as parts without these, such as backward without the exchange of gradients that
+    it does not hide.
+
+    Args:
+        phases: seconds, numbers or arrays.
+    """
+    found = dict(phases)
+    for part, whole in parents().items():
+        if part in found and whole in found:
+            found[whole] = np.maximum(found[whole] - found[part], 0.0)
+    return found
+
+
 def course(evidence: Evidence) -> dict[str, float]:
     """Where all of the training time goes, in parts that do not overlap.
 
     Returns:
-        Part -> seconds of the whole training: the phases of usual steps, without what is a part of them and stands after them, such as the
-        exchange of gradients that backward does not hide; then PAUSES. {} where no step was timed.
+        Part -> seconds of the whole training: the phases of usual steps, as `apart` has them, then PAUSES. {} where no step was timed.
     """
     steps = windows.steps_done(evidence.ranks[0]) if evidence.ranks else 0
     if not steps or not evidence.step_seconds or not evidence.training_seconds:
         return {}
-    found = {name: seconds * steps for name, seconds, _ in phase_rows(evidence)}
-    for part, whole in inside().items():
-        if part in found and whole in found:
-            found[whole] = max(0.0, found[whole] - found[part])
+    found = apart({name: seconds * steps for name, seconds, _ in phase_rows(evidence)})
     return {**found, PAUSES: max(0.0, evidence.training_seconds - evidence.step_seconds * steps)}
 
 

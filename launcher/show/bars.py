@@ -134,7 +134,7 @@ def stacked_bars(chart: StackedBars, left: int, width: int, right: int) -> tuple
             if not value:
                 continue
             wide = value / longest * width
-            tip = f"{name}, {part}: {value:.4g} {chart.unit}"
+            tip = f"{f'{name}, ' if name else ''}{part}: {value:.4g} {chart.unit}"
             elements.append(svg.rect(x, y, wide, STACK_HEIGHT, f'fill="{colour}"', tip))
             if wide >= LEAST_LABEL:
                 label = svg.text(x + wide / 2, y + 18, three_digits(value), anchor="middle", fill=text_upon(colour))

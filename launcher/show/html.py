@@ -1,7 +1,7 @@
 """Small HTML for a notebook's output, in the page's own colours, light or dark, that loads nothing.
 
-A notebook that is not trusted, and GitHub, leave out scripts, SVG elements and some styles, so there are none of these: pictures are
-images, and a style is one that JupyterLab keeps, which wants a digit before a decimal point:
+JupyterLab leaves scripts, SVG elements and some styles out of a notebook that it does not trust, so there are none of these: pictures are
+images, and each style is one that it keeps, which wants a digit before a decimal point:
 https://github.com/jupyterlab/jupyterlab/blob/main/packages/apputils/src/sanitizer.ts
 """
 
@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from launcher.show import palette
 from launcher.show.text import written
 
-DIM, LINE, FILLED = "opacity:0.75", "border-bottom:1px solid rgba(127,127,127,0.3)", "#3a8fd0"
+DIM, LINE, FILLED = "opacity:0.75", "border-bottom:1px solid rgba(127,127,127,0.3)", palette.PROGRESS
 """Of whatever text and background the notebook has: an output cannot know its theme."""
 
 CELL = f"text-align:left;vertical-align:top;{LINE}"
@@ -25,7 +26,7 @@ CURVE_POINTS, CURVE_WIDTH, CURVE_HEIGHT = 120, 260, 56
 
 Rows = Sequence[tuple[str, str]]
 
-Shown = Callable[[str], str]
+Renderer = Callable[[str], str]
 """How an SVG document is shown: as an `image` in a notebook, `inline` on a page."""
 
 
@@ -56,7 +57,9 @@ def more(title: str, rows: Rows) -> str:
 
 def note(level: str, text: str) -> str:
     """A paragraph behind an edge in the colour of its level: error, warning, or anything else."""
-    colour = {"error": "#d1495b", "warning": "#e9a23b"}.get(level, "rgba(127,127,127,0.6)")
+    colour = {"error": palette.SEVERITIES["bad"][0], "warning": palette.SEVERITIES["risk"][0]}.get(
+        level, "rgba(127,127,127,0.6)"
+    )
     return (
         f"<div style='border-left:4px solid {colour};padding:2px 8px;margin:6px 0;white-space:pre-wrap'>"
         f"<b>{escape(level)}</b> {escape(text)}</div>"
@@ -72,11 +75,16 @@ def bar(share: float) -> str:
     )
 
 
+def xml_text(text: str) -> str:
+    """Text as XML takes it, without the characters that it forbids: https://www.w3.org/TR/xml/#charsets"""
+    return escape(re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "", text))
+
+
 def image(svg: str) -> str:
     """An SVG document as an image, "" of none. Its title stands where it cannot be shown."""
     if not svg:
         return ""
-    title = re.search(r"<title>(.*?)</title>", svg)
+    title = re.search(r"<title>(.*?)</title>", svg, re.DOTALL)
     data = base64.b64encode(svg.encode()).decode()
     alt = title[1].replace("'", "&#x27;") if title else ""
     return f"<img alt='{alt}' src='data:image/svg+xml;base64,{data}' style='max-width:100%;height:auto'/>"
@@ -103,7 +111,7 @@ def curve(name: str, points: Sequence[tuple[int, float]]) -> str:
     ends = f"{name.replace('_', ' ')}: {points[0][1]:.4g} at step {first}, {points[-1][1]:.4g} at step {last}"
     line = (
         f"<svg xmlns='http://www.w3.org/2000/svg' width='{CURVE_WIDTH}' height='{CURVE_HEIGHT + 4}'>"
-        f"<title>{escape(name.replace('_', ' '))}</title>"
+        f"<title>{xml_text(name.replace('_', ' '))}</title>"
         f"<polyline points='{drawn}' fill='none' stroke='{FILLED}' stroke-width='1.5'/></svg>"
     )
     return (

@@ -283,7 +283,7 @@ const charts = (() => {
   function copies() {
     document.querySelectorAll(".paste").forEach((part) => {
       const code = part.querySelector("code"), button = part.appendChild(element("button", "", "copy"));
-      button.setAttribute("aria-label", `copy ${code.textContent}`);
+      button.setAttribute("aria-live", "polite");
       button.addEventListener("click", async () => {
         getSelection().selectAllChildren(code);
         let done;

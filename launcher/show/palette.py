@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from itertools import chain
-
 SEVERITIES = {"bad": ("#b3261e", "#ff8a80"), "risk": ("#8a5a00", "#f0b94d")}
 """Name -> in the light and in the dark scheme. A bottleneck is bad."""
 
 PHASES = (
     ("#c2388f", "#e66bb8"),  # data_wait
-    ("#e08fc0", "#f2b3d8"),  # host_to_device
-    ("#b48be0", "#d9bff7"),  # augment
+    ("#d26cab", "#f2b3d8"),  # host_to_device
+    ("#a27dd4", "#d9bff7"),  # augment
     ("#2a9d8f", "#4fc4b4"),  # buffer_sync
-    ("#2f73b8", "#4f97d8"),  # teacher_forward
-    ("#7fb2e5", "#a5cbf0"),  # student_forward
-    ("#46b3cf", "#6fd3ea"),  # forward
-    ("#9aa56b", "#bcc78b"),  # loss
+    ("#2566ae", "#4f97d8"),  # teacher_forward
+    ("#5895d8", "#a5cbf0"),  # student_forward
+    ("#2f9fbd", "#6fd3ea"),  # forward
+    ("#8a9455", "#bcc78b"),  # loss
     ("#33447f", "#8095f0"),  # backward
     ("#4c8f3f", "#7cc46c"),  # grad_sync
     ("#6b4fa0", "#a06be0"),  # optimizer
@@ -26,34 +24,38 @@ UNNAMED, BESIDE = ("#c9ced6", "#4a525c"), ("#8d96a0", "#8d96a0")
 """Of the part of a step that is in no phase, and of what passes beside the steps."""
 
 RESOURCES = {
-    "CPU, mean of the cores": ("#0a5a6e", "#5afabe"),
-    "CPU, busiest core": ("#960a46", "#fafa96"),
-    "GPU": ("#0a5a32", "#0a8246"),
-    "GPU memory": ("#82820a", "#82820a"),
-    "memory": ("#82466e", "#825a96"),
-    "I/O wait": ("#460a1e", "#965a1e"),
-    "throttled by the quota": ("#46460a", "#965a5a"),
-    "disk read": ("#0a0a5a", "#0a8296"),
-    "disk write": ("#aa5a5a", "#fad2be"),
-    "network receive": ("#1e1e32", "#d2fae6"),
-    "network transmit": ("#0a1e0a", "#5a6e46"),
+    "CPU, mean of the cores": ("#3737af", "#0afabe"),
+    "CPU, busiest core": ("#cd0a55", "#dceb55"),
+    "GPU": ("#194628", "#0a820a"),
+    "GPU memory": ("#be7364", "#af5564"),
+    "memory": ("#820a91", "#916491"),
+    "I/O wait": ("#46370a", "#a07346"),
+    "throttled by the quota": ("#642837", "#82820a"),
+    "disk read": ("#cd640a", "#cd550a"),
+    "disk write": ("#916482", "#fabe91"),
+    "network receive": ("#730a55", "#dc1955"),
+    "network transmit": ("#73280a", "#558255"),
 }
+"""Lines of the charts over time."""
+
+PROGRESS = "#6e7b8a"
+"""Of a notebook's bars and curves, in any theme."""
 
 DARK_TEXT, LIGHT_TEXT = "#000000", "#ffffff"
 
 
 def variables(scheme: int) -> str:
-    """CSS variables of all colours, --c0 for the first phase and --r0 for the first resource, with --on-c0 for text upon it.
+    """CSS variables of all colours: --c0 for the first phase, with --on-c0 for text upon it, and --r0 for the first resource.
 
     Args:
         scheme: 0 light, 1 dark.
     """
-    named = {name: both[scheme] for name, both in SEVERITIES.items()}
-    named |= {"none": UNNAMED[scheme], "beside": BESIDE[scheme]}
-    for letter, colours in (("c", PHASES), ("r", tuple(RESOURCES.values()))):
-        named |= {f"{letter}{place}": both[scheme] for place, both in enumerate(colours)}
-    upon = {f"on-{name}": text_upon(colour) for name, colour in named.items()}
-    return "".join(f"--{name}:{colour};" for name, colour in chain(named.items(), upon.items()))
+    areas = {f"c{place}": both[scheme] for place, both in enumerate(PHASES)}
+    areas |= {"none": UNNAMED[scheme], "beside": BESIDE[scheme]}
+    lines = {f"r{place}": both[scheme] for place, both in enumerate(RESOURCES.values())}
+    lines |= {name: both[scheme] for name, both in SEVERITIES.items()}
+    upon = {f"on-{name}": text_upon(colour) for name, colour in areas.items()}
+    return "".join(f"--{name}:{colour};" for name, colour in (areas | lines | upon).items())
 
 
 def resource(name: str) -> str:

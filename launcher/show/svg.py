@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
-from launcher.show.html import image
+from launcher.show.html import image, xml_text
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7")
 """Okabe and Ito's palette for all kinds of colour vision (https://jfly.uni-koeln.de/color/): blue, orange, green, purple."""
@@ -31,7 +30,7 @@ class Picture(str):
     """An SVG document. A notebook shows it as an image, whether it is trusted or not."""
 
     def __repr__(self) -> str:
-        return f"<picture of {len(self)} bytes>"
+        return f"<SVG picture, {len(self):,} characters>"
 
     def _repr_html_(self) -> str:
         return image(self)
@@ -45,7 +44,7 @@ def document(width: int, height: int, title: str, parts: Sequence[str]) -> Pictu
     """
     size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" class="figure" {size} role="img">'
-    lines = [head, f"<title>{escape(title)}</title>", f"<style>{STYLE}</style>", *parts, "</svg>", ""]
+    lines = [head, f"<title>{xml_text(title)}</title>", f"<style>{STYLE}</style>", *parts, "</svg>", ""]
     return Picture("\n".join(lines))
 
 
@@ -62,7 +61,7 @@ def text(x: float, y: float, words: str, kind: str = "", anchor: str = "", turne
     more += f' text-anchor="{anchor}"' if anchor else ""
     more += f' transform="rotate(-90 {x:.1f} {y:.1f})"' if turned else ""
     more += f' style="fill:{fill}"' if fill else ""
-    return f'<text{more} x="{x:.1f}" y="{y:.1f}">{escape(words)}</text>'
+    return f'<text{more} x="{x:.1f}" y="{y:.1f}">{xml_text(words)}</text>'
 
 
 def rect(x: float, y: float, width: float, height: float, look: str, tip: str = "") -> str:
@@ -78,7 +77,7 @@ def rect(x: float, y: float, width: float, height: float, look: str, tip: str = 
 
 def title(words: str) -> str:
     """What is shown under the pointer, inside an element."""
-    return f"<title>{escape(words)}</title>"
+    return f"<title>{xml_text(words)}</title>"
 
 
 def range_bar(x: float, low: float, high: float) -> str:

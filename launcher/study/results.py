@@ -90,14 +90,14 @@ class Study(ABC):
     def _repr_html_(self) -> str:
         return self._html(html.image)
 
-    def _html(self, shown: html.Shown) -> str:
+    def _html(self, render: html.Renderer) -> str:
         """The charts first, then the answer in words, the tables and what else there is to say."""
         tables, more = self.tables(), [*self.notes, *self.failed]
         head = f"<h1>{escape(self.title)}</h1><p class='about'>{counted(len(self.table), 'trial')}: {escape(str(self.file))}</p>"
         if not tables:
             return f"{head}<p>{escape('no trial has completed: ' + '; '.join(more))}</p>"
         answer = f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in self.sentences())}</ul>"
-        drawn = shown(self.charts())
+        drawn = render(self.charts())
         rest = "".join(f"<p>{escape(line)}</p>" for line in more)
         listed = "".join(f"<div class='scroll'>{table.html()}</div>" for table in tables)
         return f"<div class='diagnosis'>{head}{drawn}{answer}{listed}{rest}</div>"

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from launcher.config.redaction import REDACTED
 from launcher.insight import page as diagnosis_page
 from launcher.show import html
 from launcher.show.lines import Curve, LineChart, Mark, line_charts
 from launcher.show.spread import Spread
+from launcher.show.svg import Picture
 from launcher.study.tune_course import Losses
 from launcher.study.tune_search import Step, Trial
 from launcher.study.tune_settings import RULES
@@ -26,7 +28,9 @@ def page(title: str, top: str, trials: Sequence[Trial]) -> str:
     return diagnosis_page.page(title, top, [(one.diagnosis.evidence, one.diagnosis.report) for one in trials])
 
 
-def fragment(title: str, sentences: Sequence[str], how: Sequence[str], steps: Sequence[Step], shown: html.Shown) -> str:
+def fragment(
+    title: str, sentences: Sequence[str], how: Sequence[str], steps: Sequence[Step], render: html.Renderer
+) -> str:
     """What a notebook shows, and the top of the page.
 
     Args:
@@ -34,18 +38,20 @@ def fragment(title: str, sentences: Sequence[str], how: Sequence[str], steps: Se
     """
     lines = "".join(f"<p>{escape(line)}</p>" for line in sentences)
     code = "".join(map(_how, how))
-    tried = "".join(f"<li class='{'kept' if step.kept else 'left'}'>{_step(step, shown)}</li>" for step in steps)
+    tried = "".join(
+        f"<li class='{'kept' if step.kept else 'rolled-back'}'>{_step(step, render)}</li>" for step in steps
+    )
     return f"<div class='diagnosis'><h1>{escape(title)}</h1>{lines}{code}<ol class='findings'>{tried}</ol></div>"
 
 
 def _how(text: str) -> str:
-    """A command to paste, or a diff."""
-    if text.startswith("launcher "):
+    """A command to paste, unless something of it is hidden, or a diff."""
+    if text.startswith("launcher ") and REDACTED not in text:
         return f"<div class='paste' style='overflow-x:auto'><code>{escape(text)}</code></div>"
     return f"<pre style='white-space:pre-wrap;word-break:normal;overflow-wrap:break-word'>{escape(text)}</pre>"
 
 
-def _step(step: Step, shown: html.Shown) -> str:
+def _step(step: Step, render: html.Renderer) -> str:
     """One change."""
     finding, proposal = step.proposal.finding, step.proposal
     rows = [
@@ -56,19 +62,19 @@ def _step(step: Step, shown: html.Shown) -> str:
     ]
     evidence = [("evidence", number) for number in finding.evidence]
     may_differ = not RULES[proposal.setting].same_numbers or not step.same_losses
-    drawn = _curves(step) if may_differ and step.after and not step.after[0].failed else ""
+    drawn = _curves(step) if may_differ and step.after and not step.after[0].failed else Picture()
     return (
-        f"<h3>{escape(str(proposal))}: {step.verdict}</h3>{diagnosis_page.listed(rows)}"
-        f"<details><summary>evidence</summary>{diagnosis_page.listed(evidence)}</details>"
-        f"{shown(drawn)}"
+        f"<h3>{escape(str(proposal))}: {step.verdict}</h3>{diagnosis_page.definition_list(rows)}"
+        f"<details><summary>evidence</summary>{diagnosis_page.definition_list(evidence)}</details>"
+        f"{render(drawn)}"
     )
 
 
-def _curves(step: Step) -> str:
+def _curves(step: Step) -> Picture:
     """The losses before and after, side by side; "" where none were logged."""
     sides = (("before", step.before[0].losses), (str(step.proposal), step.after[0].losses))
     curves = tuple(Curve(name, _marks(losses)) for name, losses in sides if losses)
-    return line_charts([LineChart("Training loss", "loss", "steps", curves)]) if curves else ""
+    return line_charts([LineChart("Training loss", "loss", "steps", curves)]) if curves else Picture()
 
 
 def _marks(losses: Losses) -> tuple[Mark, ...]:

@@ -248,8 +248,8 @@ class Tuning:
     def _repr_html_(self) -> str:
         return self._html(html.image)
 
-    def _html(self, shown: html.Shown) -> str:
-        return tune_page.fragment(self._title, self.sentences(), self.how(), self.steps, shown)
+    def _html(self, render: html.Renderer) -> str:
+        return tune_page.fragment(self._title, self.sentences(), self.how(), self.steps, render)
 
     def save_html(self, file: str | Path) -> Path:
         """Write one page: each change with its evidence, expected and obtained gain, then both diagnoses with charts."""

@@ -78,7 +78,7 @@ def test_hovering_tells_time_and_values_and_dragging_zooms(browser, tmp_path):
     browser.mouse("mouseMoved", left + width / 2, middle)
     told = browser.value("document.querySelector('.tip').textContent")
     assert re.match(r"2027-01-15 08:0\d:\d\d UTC, 00:0\d:\d\d after the start\n.*epoch \d, step \d+: ", told, re.DOTALL)
-    assert "data_wait" in told and "of backward, waiting for gradients" in told
+    assert "data_wait" in told and "grad_sync" in told
     assert (
         browser.value("[...document.querySelectorAll('.cross')].filter(c => c.style.display === 'block').length") == 4
     )

@@ -46,6 +46,19 @@ def system_metrics_alone() -> Diagnosis:
     return Diagnosis(plant(phases=None, cores=8, busy=7.5, pegged=6, gpu=40))
 
 
+def too_short() -> Diagnosis:
+    return Diagnosis(plant(phases=STEP, steps=3, log_every=1, cores=2, busy=1.5))
+
+
+def healthy() -> Diagnosis:
+    busy = {"data_wait": 0.001, "student_forward": 0.1, "backward": 0.2, "optimizer": 0.01}
+    return Diagnosis(plant(phases=busy, steps=400, cores=8, busy=3.0, gpu=97))
+
+
+def many_ranks() -> Diagnosis:
+    return distillation(ranks=256, steps=100, cores=96, busy=50)
+
+
 def comparison() -> Comparison:
     return Comparison(distillation(), distillation(phases={**STEP, "data_wait": 0.01}, busy=6, gpu=85, checkpoint=None))
 
@@ -77,9 +90,13 @@ SHOWN: dict[str, Callable[[], Any]] = {
     "report": distillation,
     "report of a command to paste": crowded,
     "report of system metrics alone": system_metrics_alone,
+    "report of a run too short": too_short,
+    "report of a healthy run": healthy,
+    "report of 256 ranks": many_ranks,
     "comparison": comparison,
     "tuning": tuning,
     "preprocessing study": studies.post,
     "scaling study": studies.known,
+    "study without a trial": lambda: studies.scaling([]),
 }
 """By name, what has a page and a display in notebooks."""

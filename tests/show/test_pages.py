@@ -17,11 +17,14 @@ from launcher.show.lines import Curve, LineChart, Mark, line_charts
 from launcher.show.page import document
 from launcher.show.spread import Spread
 from tests.browser import Browser
-from tests.looks import CONTRAST, wrong
+from tests.looks import wrong
 from tests.show import made_up
 
 ROOT = Path(__file__).parents[2]
 PICTURES = (ROOT / "docs" / "pictures", ROOT / "notebooks" / "pictures")
+
+DRAWN = 3.0
+"""Contrast of what is drawn, at least: WCAG 2.2, success criterion 1.4.11, https://www.w3.org/TR/WCAG22/#non-text-contrast"""
 
 WIDTHS = (1200, 768, 390)
 """Of a desktop, a tablet and a telephone."""
@@ -62,7 +65,9 @@ def test_a_page_can_be_read_at_every_width(browser, pages, name, scheme):
     assert browser.complaints == []
 
 
-@pytest.mark.parametrize("name", [name for name in made_up.SHOWN if name.startswith("report")])
+@pytest.mark.parametrize(
+    "name", ["report", "report of a command to paste", "report of system metrics alone", "report of 256 ranks"]
+)
 @pytest.mark.parametrize(("width", "height"), [(1200, 800), (390, 844)])
 def test_the_first_screen_holds_the_headline_where_time_goes_and_what_to_do(browser, pages, name, width, height):
     browser.emulate()
@@ -78,6 +83,36 @@ def test_the_first_screen_holds_the_headline_where_time_goes_and_what_to_do(brow
         )
         assert fix < height and (details < height or width == 390)
     assert browser.value("[...document.querySelectorAll('.findings details')].map(one => one.open)")[0]
+
+
+FAULTS = {
+    "contrast": "<p style='color:#999;background:#fff'>grey</p>",
+    "contrast 2.1": "<div style='opacity:0.3;color:#000;background:#fff'><p>faint</p></div>",
+    "broken word": "<p style='width:170px;word-break:break-all'>some words extraordinary</p>",
+    "the page is": "<p style='width:2000px'>wide</p>",
+    "beyond the screen": "<p style='position:relative;left:-50px'>left</p>",
+    "cut off": "<p style='width:40px;overflow:hidden;white-space:nowrap'>cut off here</p>",
+    "on ": "<svg width='200' height='50'><text x='10' y='20'>one</text><text x='14' y='22'>other</text></svg>",
+    "outside its picture": "<svg width='50' height='50'><text x='30' y='20'>outside</text></svg>",
+    "not shown": "<img alt='gone' src='data:image/png;base64,AAAA'/>",
+}
+"""What `wrong` says of a page, and its body."""
+
+
+@pytest.mark.parametrize("said", FAULTS)
+def test_what_is_wrong_with_a_page_is_seen(browser, tmp_path, said):
+    browser.emulate()
+    screen(browser, 390)
+    for body in (FAULTS[said], ""):
+        (tmp_path / "page.html").write_text(
+            f"<body style='background:#fff'>{body}<p>sound, with a_long-name/and/path</p></body>"
+        )
+        browser.open(tmp_path / "page.html")
+        assert [found for found in wrong(browser) if not found.startswith(said)] == [] or said in (
+            "the page is",
+            "cut off",
+        )
+        assert any(found.startswith(said) for found in wrong(browser)) == bool(body), wrong(browser)
 
 
 def test_a_click_copies_a_command(browser, pages):
@@ -126,8 +161,12 @@ def test_a_colour_means_one_thing(scheme):
     ]
     near += [(a, b) for a, one in severe.items() for b, other in others.items() if math.dist(lab(one), lab(other)) < 25]
     assert near == []
-    for colour in (*severe.values(), *others.values()):
-        assert palette.contrast(colour, palette.text_upon(colour)) >= CONTRAST
+    back, beside = ("#ffffff", "#14171b")[scheme], {"unnamed", "beside"}
+    assert [
+        name
+        for name, colour in (others | severe).items()
+        if palette.contrast(colour, back) < DRAWN and name not in beside
+    ] == []
 
 
 MANY = tuple(Mark(2**power, Spread((100.0 * 2**power,)), "ring" if power > 3 else "dot") for power in range(11))

@@ -86,7 +86,7 @@ class CollectiveWatch:
         self._interval = min(15.0, timeout / 20)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="collective watch", daemon=True)
-        self._changes, self._since, self._reported, self._located = -1, time.monotonic(), False, False
+        self._changes, self._since, self._reported, self._stack_printed = -1, time.monotonic(), False, False
         self._counted: tuple[float, dict[int, int]] | None = None
         """When the ranks' beats were counted, and how many there were, since this rank stands still for long."""
 
@@ -116,18 +116,20 @@ class CollectiveWatch:
     def _look(self) -> None:
         progress, now = failure.progress, time.monotonic()
         if progress.changes != self._changes:
-            self._changes, self._since, self._counted, self._located = progress.changes, now, None, False
+            self._changes, self._since, self._counted, self._stack_printed = progress.changes, now, None, False
             if self._reported:
                 self._reported = False
                 failure.take_back()
         beat = self._beat(now - self._since)
         self._store.set(str(self._rank), json.dumps(asdict(beat)))
         self._store.add(f"beats {self._rank}", 1)
-        if beat.still >= PATIENCE * self._timeout and not self._located:
-            self._located = True
-            print(located(self._rank, beat), file=sys.stderr, flush=True)
         in_one = beat.collective is not None or beat.doing not in OUTSIDE
-        if beat.still < PATIENCE * self._timeout or self._reported or progress.alone or not in_one:
+        if beat.still < PATIENCE * self._timeout or progress.alone:
+            return
+        if not self._stack_printed:
+            self._stack_printed = True  # by a thread of its own: to read source files may hang, and so may a full pipe
+            threading.Thread(target=_print_stack, args=(self._rank, beat), name="stack", daemon=True).start()
+        if self._reported or not in_one:
             return
         if self._counted is None:
             self._counted = now, self._counts()
@@ -196,11 +198,16 @@ class Lobby:
         return f"wait {self._waits}"
 
 
-def located(rank: int, beat: Beat) -> str:
-    """Where a rank stands still: its phase, and the lines of the main thread."""
+def _print_stack(rank: int, beat: Beat) -> None:
+    """Print where a rank stands still: its phase, and the lines of its main thread."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    lines = "".join(traceback.format_stack(frame)) if frame is not None else "  it has none any more\n"
-    return f"rank {rank} stands still {beat.place()}, for {beat.still / 60:.1f} min; its main thread is at\n{lines.rstrip()}"
+    lines = "".join(traceback.format_stack(frame)).rstrip() if frame is not None else "  no line: it has ended"
+    with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+        print(
+            f"rank {rank} stands still {beat.place()}, for {beat.still / 60:.1f} min; its main thread is at\n{lines}",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def explain(rank: int, own: Beat, others: Mapping[int, Beat], silent: set[int], timeout: float, backend: str) -> str:
