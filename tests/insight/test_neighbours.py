@@ -243,6 +243,49 @@ def test_workers_that_are_all_needed_are_not_too_many():
     assert found.fixes[0].value == "dali"
 
 
+def on_two_cores(*, workers: float, delay: float, busy: float = 1.9, **settings) -> Measurements:
+    """A model on the CPU that hardly waits for data, beside a worker that uses so many cores."""
+    phases = {"data_wait": 0.01, "student_forward": 0.05, "backward": 0.13, "optimizer": 0.01}
+    given = {"num_workers": 1, "preprocessing": "cpu", "augmentation_load": 12, **settings}
+    return with_threads(plant(phases=phases, cores=2, busy=busy, settings=given), delay, cpu=0.48, workers=workers)
+
+
+def test_images_that_take_the_models_cores_are_found_though_no_step_waits_for_them():
+    found = first(on_two_cores(workers=0.95, delay=0.36))
+    assert (found.kind, found.title) == (
+        "data_bound",
+        "Preparing the images takes the cores that the model computes on",
+    )
+    assert found.fixes[0].setting == "hyperparameters.compose_augmentation" and found.share == pytest.approx(
+        0.36, abs=0.05
+    )
+    assert any("who else uses a host's cores: data workers" in number for number in found.evidence)
+    gain = found.gain.expected
+    assert 1.5 < gain.value < 2.2 and gain.low < 1.4 and 2.3 < gain.high < 4
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"workers": 0.95, "delay": 0.05},
+        {"workers": 0.3, "delay": 0.36, "busy": 1.4},
+        {"workers": 0.05, "delay": 0.09},
+        {"workers": 0.95, "delay": 0.36, "busy": 1.5},
+    ],
+)
+def test_images_that_leave_the_model_its_cores_are_not_accused(other):
+    assert "data_bound" not in [one.kind for one in judge(Evidence(on_two_cores(**other))).findings]
+
+
+def test_without_the_cost_of_cheaper_images_there_is_the_bound_of_their_gain():
+    found = first(on_two_cores(workers=0.95, delay=0.36, augmentation_load=0))
+    assert (
+        found.kind == "data_bound"
+        and found.gain.expected is None
+        and found.gain.at_most == pytest.approx(1.55, abs=0.1)
+    )
+
+
 def test_a_wait_for_data_says_more_than_one_for_a_core_where_workers_prepare_them():
     late = plant(phases={**USUAL, "data_wait": 0.2}, gpu=50, cores=8, busy=7.9, cpu_seconds=0.9)
     threads = with_threads(late, delay=0.3)

@@ -11,13 +11,19 @@ import numpy as np
 
 from launcher.insight import windows
 from launcher.insight.answers import EXPLAINED, Answer, DoesNotApply, NotMeasured
-from launcher.insight.contention import swing, thread_cpu, why_no_delay
+from launcher.insight.contention import WORKERS, neighbours, run_delay, swing, thread_cpu, why_no_delay
 from launcher.insight.evidence import IDLE_GPU, Evidence
 from launcher.insight.findings import NOTICEABLE, Finding, Fix, percent
 from launcher.insight.gains import bounded, estimated
 from launcher.insight.length import epoch_steps
-from launcher.insight.rules import neighbours
-from launcher.insight.rules.images import cheaper_images, gain_of_cheaper_images, gain_of_quick_reads, shards
+from launcher.insight.rules.images import (
+    cheaper_images,
+    gain_of_cheaper_images,
+    gain_of_freed_cores,
+    gain_of_quick_reads,
+    shards,
+)
+from launcher.insight.rules.neighbours import numbers as neighbour_numbers
 from launcher.insight.rules.pauses import epoch_firsts, epoch_start_share
 from launcher.insight.rules.workers import (
     FULL,
@@ -50,6 +56,9 @@ def waiting(evidence: Evidence) -> Answer:
         return (_noisy_workers if keeps_thread else _too_many_workers)(evidence, taken)
     if wait is None:
         return _from_system_metrics(evidence)
+    taken_from_model = _taken_from_model(evidence)
+    if wait < NOTICEABLE and taken_from_model is not None:
+        return _costly_images(evidence, taken_from_model)
     if wait < NOTICEABLE or (idle is not None and idle < NOTICEABLE):
         return None  # nor does it matter that the host waits while the device still has work
     if explained(evidence):
@@ -63,8 +72,20 @@ def waiting(evidence: Evidence) -> Answer:
     if room >= 1 + NOTICEABLE and (evidence.workers is None or evidence.workers < sensible):
         return _too_few_workers(evidence, wait, room, sensible, evidence.busy)
     if evidence.busy >= 0.7:
-        return _costly_images(evidence, wait)
+        return _costly_images(evidence)
     return _storage(evidence, wait, lost=wait)
+
+
+def _taken_from_model(evidence: Evidence) -> float | None:
+    """Share of a step in which a model on the CPU waits for cores that data workers have, while all are full; None: too little, or not
+    recorded."""
+    delay, others = run_delay(evidence), neighbours(evidence)
+    if evidence.on_gpu or delay is None or WORKERS not in others or (evidence.busy or 0.0) < FULL:
+        return None
+    if (evidence.throttled or 0.0) >= NOTICEABLE or max(others, key=lambda one: others[one]) != WORKERS:
+        return None
+    taken = delay * others[WORKERS] / sum(others.values())
+    return taken if taken >= NOTICEABLE else None
 
 
 def explained(evidence: Evidence) -> bool:
@@ -193,7 +214,7 @@ def _noisy_workers(evidence: Evidence, lost: float) -> Finding:
     assert workers and each, "taken_by_workers found them"
     share = min(1.0, lost * evidence.steps_part + starts)
     swings, is_suspicion = swing(evidence), suspected(evidence)
-    numbers = [*neighbours.numbers(evidence), *_numbers(evidence, evidence.share("data_wait"))]
+    numbers = [*neighbour_numbers(evidence), *_numbers(evidence, evidence.share("data_wait"))]
     if swings is not None:
         numbers.append(f"slow steps take {swings:.1f} times as long as quick ones (90th and 10th percentile)")
     if evidence.pegged is not None:
@@ -270,16 +291,29 @@ def _too_few_workers(evidence: Evidence, wait: float, room: float, sensible: int
     )
 
 
-def _costly_images(evidence: Evidence, wait: float) -> Finding:
-    cheaper = cheaper_images(evidence)
+def _costly_images(evidence: Evidence, taken_from_model: float | None = None) -> Finding:
+    """Workers need more cores than there are: steps wait for data, or a model on the CPU waits for the cores that they have.
+
+    Args:
+        taken_from_model: share of a step in which it does; None: steps wait for data.
+    """
+    fixes, wait = cheaper_images(evidence), evidence.share("data_wait") or 0.0
+    lost = (wait if taken_from_model is None else taken_from_model) * evidence.steps_part
+    if taken_from_model is None:
+        title, numbers = "Preparing the images needs more cores than there are", _numbers(evidence, wait)
+        gain = gain_of_cheaper_images(evidence, "data_bound", lost, fixes[0])
+    else:
+        title = "Preparing the images takes the cores that the model computes on"
+        numbers = [*neighbour_numbers(evidence), *_numbers(evidence, wait)]
+        gain = gain_of_freed_cores(evidence, "data_bound", lost, fixes[0])
     return Finding(
         kind="data_bound",
-        title="Preparing the images needs more cores than there are",
-        share=wait * evidence.steps_part,
-        evidence=tuple(_numbers(evidence, wait)),
+        title=title,
+        share=lost,
+        evidence=tuple(numbers),
         cause="decoding and augmentation fill the cores; more workers would only take turns on them",
-        fixes=cheaper,
-        gain=gain_of_cheaper_images(evidence, "data_bound", wait * evidence.steps_part, cheaper[0]),
+        fixes=fixes,
+        gain=gain,
     )
 
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 
 from launcher.insight import calibration
-from launcher.insight.contention import WORKERS, neighbours, run_delay
+from launcher.insight.contention import WORKERS, neighbours, run_delay, thread_cpu
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import NOTICEABLE, Fix, Gain, percent
 from launcher.insight.gains import bounded, estimated, in_steps, step_left
+
+BESIDE_BUSY_CORES = 1.5
+"""The factor by which a core may compute more slowly while its neighbours are busy: they share caches and memory, and two that are
+hyperthreads share one core's arithmetic."""
 
 SHARD_SIZE = "100MB"
 """Of shards: a few large reads for many images, and still enough files to share among processes and workers."""
@@ -74,6 +78,31 @@ def gain_of_cheaper_images(evidence: Evidence, kind: str, touched: float, fix: F
         touched,
         f"1 / (1 - {touched:.2f}): images take {percent(theirs)} of the CPU time, which they share with the model; how much cheaper they "
         "can be is not known",
+    )
+
+
+def gain_of_freed_cores(evidence: Evidence, kind: str, lost: float, fix: Fix) -> Gain:
+    """The gain of cheaper images where no step waits for them, and the model waits for the cores that they take.
+
+    Args:
+        lost: share of the training time in which it does.
+    """
+    changes = {key.removeprefix("hyperparameters."): value for key, value in fix.keys.items()}
+    images = None if evidence.script else calibration.image_cost(evidence.settings, changes)
+    computing = thread_cpu(evidence)
+    if images is None or images >= 1 or computing is None:
+        return bounded(lost, f"1 / (1 - {lost:.2f}); how much cheaper images can be is not known")
+    waits = min((run_delay(evidence) or 0.0) + (evidence.share("data_wait") or 0.0), 1.0)
+    longest, shortest = 1 - (1 - images) * waits, 1 - (1 - images) * (1 - computing)
+    steps, left = in_steps(evidence), math.sqrt(longest * shortest)
+    formula = (
+        f"an image then costs {percent(images)} of its CPU time; without as much of its waits for a core and for data a step takes "
+        f"{percent(longest)} of its time, without as much of all that the training thread does not compute {percent(shortest)}, and how "
+        f"much less a core does beside busy ones is not known: 1 / {left:.2f}"
+    )
+    unsure = BESIDE_BUSY_CORES * math.sqrt(longest / shortest)
+    return estimated(
+        evidence, kind, steps * (1 - shortest / BESIDE_BUSY_CORES), 1 - steps * (1 - left), formula, unsure
     )
 
 
