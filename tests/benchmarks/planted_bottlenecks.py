@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import engine  # noqa: F401  # finds the entry scripts' modules
 import other_diagnosers
 from planted_cases import BASE, CASES, CONTROL_GROUPS, TEACHER, Case, photographs
 from planted_foreign import watched
