@@ -236,7 +236,7 @@ class Comparison:
         if self.measured is None:
             return "Before and after"
         if self.speedup is None:
-            return "Not comparable: the machine was not as it had been"
+            return "The runs are not comparable"
         return f"Speed-up {self.speedup}"
 
     def _repr_html_(self) -> str:

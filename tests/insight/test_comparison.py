@@ -145,6 +145,19 @@ def test_runs_whose_steps_were_not_measured_have_no_picture(tmp_path):
     assert "<img" not in Comparison(nothing, nothing)._repr_html_()
 
 
+def test_the_exchange_of_gradients_is_apart_from_the_backward_pass_that_it_is_a_part_of():
+    evidence = Diagnosis(
+        plant(phases={**STEP, "backward": 0.3, "grad_sync": 0.1}, ranks=2, steps=100, noise=0.0)
+    ).evidence
+    course = summary.course(evidence)
+    assert course["backward"] == pytest.approx(2 * course["grad_sync"], rel=0.01)
+    assert sum(course.values()) == pytest.approx(evidence.training_seconds, rel=0.01)
+    assert summary.apart({"grad_sync": 1.0, "optimizer": 2.0}) == {"grad_sync": 1.0, "optimizer": 2.0}, (
+        "its parent is missing"
+    )
+    assert summary.apart({"backward": 1.0, "grad_sync": 3.0})["backward"] == 0
+
+
 def test_all_of_the_training_time_is_in_the_course_also_what_passes_beside_the_steps():
     paused = run(evaluate=(50, 12.5), settings={"global_batch_size": 20})
     unit, rows = Comparison(paused, run(settings={"global_batch_size": 20})).course()

@@ -230,6 +230,13 @@ def test_a_folder_of_any_name_reaches_the_launcher_as_it_is(name, tmp_path):
     assert told["setting"] is None
 
 
+def test_what_is_copied_has_all_keys_of_a_fix_where_no_run_can_be_replayed():
+    settings = {"num_workers": 2, "preprocessing": "cpu_reference", "augmentation_load": 4}
+    found = Diagnosis(plant(phases={**CPU, "data_wait": 0.6}, cores=2, busy=1.99, settings=settings))
+    shown = [html.unescape(code) for code in re.findall(r"<code>(.*?)</code>", found._repr_html_())]
+    assert "hyperparameters.compose_augmentation=true hyperparameters.preprocessing=cpu" in shown
+
+
 def test_images_that_are_elsewhere_or_in_shards_already_are_not_prepared_by_a_command(images, tmp_path):
     measured = plant(**PLANTED["storage_bound", "harsh"])
     on_s3 = replay_of(recorded(*job_of(measured, images)))

@@ -148,15 +148,25 @@ def test_every_trial_tells_what_the_answer_needs(studied):
     assert all(cell.core_rate > 0 for cell in found.cells)
 
 
+@pytest.mark.parametrize("words", [["study", "scaling"], ["study", "preprocessing"], ["tune"]])
+def test_a_page_that_cannot_be_written_is_refused_before_anything_runs(words, place, capsys):
+    assert main.main([*words, str(place / "config.yaml"), "--html", "no/where.html"]) == 2
+    said = capsys.readouterr()
+    assert "--html: no/where.html: there is no folder" in said.err and not said.out
+
+
 @pytest.mark.slow
 def test_a_study_that_is_complete_runs_nothing_and_answers_the_same(studied, place, capsys):
     found, *_ = studied
-    assert main.main(["study", "preprocessing", str(place / "config.yaml"), "--table", str(found.file)]) == 0
+    page = place / "page.html"
+    words = ["study", "preprocessing", str(place / "config.yaml"), "--table", str(found.file), "--html", str(page)]
+    assert main.main(words) == 0
     told = capsys.readouterr().out
+    assert "<svg " in page.read_text() and told.splitlines().pop() == f"page    {page}"
     small = f"no GPU here: the CPU pipelines are compared on smaller images, by the smoke section of {place / 'config.yaml'}\n"
     assert told.startswith(f"{small}5 trials, 5 of them in {found.file}\n\n{found}\n")
     assert "images of 16 pixels" in told and "input alone is for images of 32 pixels; the model sees 16 here" in told
-    assert told.splitlines()[-2:] == [f"table   {found.file}", f"charts  {found.file.with_suffix('.svg')}"]
+    assert told.splitlines()[-3:-1] == [f"table   {found.file}", f"charts  {found.file.with_suffix('.svg')}"]
     assert found.file.with_suffix(".svg").read_text().startswith("<svg ")
     assert main.main(["study", "preprocessing", str(place / "config.yaml"), "--table", str(found.file), "--json"]) == 0
     written = capsys.readouterr()

@@ -305,7 +305,7 @@ def _costly_images(evidence: Evidence, taken_from_model: float | None = None) ->
     else:
         title = "Preparing the images takes the cores that the model computes on"
         numbers = [*neighbour_numbers(evidence), *_numbers(evidence, wait)]
-        gain = gain_of_freed_cores(evidence, "data_bound", lost, fixes[0])
+        gain = gain_of_freed_cores(evidence, lost, fixes[0])
     return Finding(
         kind="data_bound",
         title=title,

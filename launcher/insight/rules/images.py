@@ -11,8 +11,8 @@ from launcher.insight.findings import NOTICEABLE, Fix, Gain, percent
 from launcher.insight.gains import bounded, estimated, in_steps, step_left
 
 BESIDE_BUSY_CORES = 1.5
-"""The factor by which a core may compute more slowly while its neighbours are busy: they share caches and memory, and two that are
-hyperthreads share one core's arithmetic."""
+"""By how much a core may be slower while its neighbours are busy: they share caches and memory, and hyperthreads share a core. One
+real run's gain was so much above the point: docs/results/diagnosis.md, "A diagnosis and its fix"."""
 
 SHARD_SIZE = "100MB"
 """Of shards: a few large reads for many images, and still enough files to share among processes and workers."""
@@ -55,8 +55,7 @@ def gain_of_cheaper_images(evidence: Evidence, kind: str, touched: float, fix: F
     Args:
         starts: share of the training time in which epochs begin, while nothing is done but preparing images.
     """
-    changes = {key.removeprefix("hyperparameters."): value for key, value in fix.keys.items()}
-    images = None if evidence.script else calibration.image_cost(evidence.settings, changes)
+    images = _image_cost(evidence, fix)
     if images is not None and images < 1 and evidence.workers_part is not None:
         others = neighbours(evidence)
         freed = (1 - images) * (run_delay(evidence) or 0.0) * others.get(WORKERS, 0.0) / (sum(others.values()) or 1.0)
@@ -81,15 +80,13 @@ def gain_of_cheaper_images(evidence: Evidence, kind: str, touched: float, fix: F
     )
 
 
-def gain_of_freed_cores(evidence: Evidence, kind: str, lost: float, fix: Fix) -> Gain:
+def gain_of_freed_cores(evidence: Evidence, lost: float, fix: Fix) -> Gain:
     """The gain of cheaper images where no step waits for them, and the model waits for the cores that they take.
 
     Args:
-        lost: share of the training time in which it does.
+        lost: share of the training time in which it does, 0 to 1.
     """
-    changes = {key.removeprefix("hyperparameters."): value for key, value in fix.keys.items()}
-    images = None if evidence.script else calibration.image_cost(evidence.settings, changes)
-    computing = thread_cpu(evidence)
+    images, computing = _image_cost(evidence, fix), thread_cpu(evidence)
     if images is None or images >= 1 or computing is None:
         return bounded(lost, f"1 / (1 - {lost:.2f}); how much cheaper images can be is not known")
     waits = min((run_delay(evidence) or 0.0) + (evidence.share("data_wait") or 0.0), 1.0)
@@ -102,8 +99,14 @@ def gain_of_freed_cores(evidence: Evidence, kind: str, lost: float, fix: Fix) ->
     )
     unsure = BESIDE_BUSY_CORES * math.sqrt(longest / shortest)
     return estimated(
-        evidence, kind, steps * (1 - shortest / BESIDE_BUSY_CORES), 1 - steps * (1 - left), formula, unsure
+        evidence, "data_bound", steps * (1 - shortest / BESIDE_BUSY_CORES), 1 - steps * (1 - left), formula, unsure
     )
+
+
+def _image_cost(evidence: Evidence, fix: Fix) -> float | None:
+    """CPU time of an image after a fix, over that before; None: not known."""
+    changes = {key.removeprefix("hyperparameters."): value for key, value in fix.keys.items()}
+    return None if evidence.script else calibration.image_cost(evidence.settings, changes)
 
 
 def dali(evidence: Evidence, why: str) -> Fix:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.insight.answers import EXPLAINED, Answer, NotMeasured
+from launcher.insight.answers import EXPLAINED, Answer, DoesNotApply, NotMeasured
 from launcher.insight.contention import (
     PROGRAMS,
     THREADS,
@@ -49,7 +49,7 @@ def noisy(evidence: Evidence) -> Answer:
     if who != PROGRAMS and evidence.workers != 0 and (evidence.share("data_wait") or 0.0) >= NOTICEABLE:
         return EXPLAINED  # what waits for the workers does not need its core
     if who in (WORKERS, THREADS) and not evidence.on_gpu and not _oversubscribed(evidence):
-        return EXPLAINED  # workers, and threads of the arithmetic, share the cores with the model: whoever waits, the work is the same
+        return DoesNotApply("a model on the CPU shares its cores with its data workers and its own threads")
     share = lost * evidence.steps_part
     return Finding(
         kind="noisy_neighbour",
