@@ -19,7 +19,7 @@ from launcher.insight.contention import (
 )
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.evidence import Evidence
-from launcher.insight.measurements import Measurements, Series
+from launcher.insight.measurements import Measurements, Series, Stall
 from launcher.insight.rules.table import judge
 from tests.conftest import ROOT
 from tests.insight.planted import BEGAN, plant
@@ -266,6 +266,27 @@ def test_images_that_take_the_models_cores_are_found_though_no_step_waits_for_th
     assert any("who else uses a host's cores: data workers" in number for number in found.evidence)
     gain = found.gain.expected
     assert 1.5 < gain.value < 2.2 and gain.low < 1.4 and 2.3 < gain.high < 4
+
+
+@pytest.mark.parametrize("pauses", [0.0, 0.2])
+def test_the_gain_of_freed_cores_is_that_of_the_utilisation_by_hand(pauses):
+    measured = on_two_cores(workers=0.95, delay=0.36)
+    seconds = Evidence(measured).training_seconds
+    if pauses:
+        stall = Stall(
+            kind="checkpoint",
+            host="algo-1",
+            step=100,
+            began=BEGAN + 20,
+            seconds=seconds * pauses / (1 - pauses),
+            rank=0,
+        )
+        measured = dataclasses.replace(measured, stalls=(stall,))
+    images = 91.5 / 526  # one warp beside twelve rounds: calibration.yaml
+    longest, shortest = 1 - (1 - images) * (0.36 + 0.05), 1 - (1 - images) * (1 - 0.48)
+    gain, left = first(measured).gain, (longest * shortest) ** 0.5
+    assert gain.expected.value == pytest.approx(1 / (1 - (1 - pauses) * (1 - left)), rel=0.02)
+    assert gain.at_most == pytest.approx(1 / (1 - (1 - pauses) * (1 - shortest / 1.5)), rel=0.02)
 
 
 @pytest.mark.parametrize(
