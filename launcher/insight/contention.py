@@ -26,6 +26,20 @@ def thread_cpu(evidence: Evidence) -> float | None:
     return _share_of_steps(evidence, "thread_cpu_seconds")
 
 
+def lost_to_workers(evidence: Evidence) -> float | None:
+    """Share of the steps in which the training thread has no core because data workers have it: of its wait for one, as much as workers and
+    not programs outside the run may cause, and no more than their share of the cores; None: not recorded.
+
+    The run's other threads count for nothing: without the workers they have cores of their own.
+    """
+    delay, others = run_delay(evidence), neighbours(evidence)
+    workers = others.get(WORKERS)
+    if delay is None or workers is None:
+        return None
+    cores = sum(evidence.usable_cores(host) for host in evidence.hosts) / len(evidence.hosts)
+    return min(delay * workers / (workers + others.get(PROGRAMS, 0.0) or 1.0), workers / cores)
+
+
 def swing(evidence: Evidence) -> float | None:
     """How many times as long slow steps (their 90th percentile) take as quick ones (their 10th), on the first rank.
 

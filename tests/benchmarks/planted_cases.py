@@ -212,6 +212,8 @@ CASES = (
     ),
     Case("data_bound", "12 rounds of augmentation", {"num_workers": 2, "augmentation_load": 12}, threads=1),
     Case("data_bound", "20 rounds of augmentation", {"num_workers": 2, "augmentation_load": 20}, threads=1),
+    Case("data_bound", "12 rounds by one worker on the model's cores", {"image_size": 160, "augmentation_load": 12}),
+    Case("data_bound", "20 rounds by one worker on the model's cores", {"image_size": 224, "augmentation_load": 20}),
     Case("storage_bound", "20 ms an image", {"num_workers": 2}, SLOW_READS.format(seconds=0.02), fixed={}),
     Case("storage_bound", "80 ms an image", {"num_workers": 2}, SLOW_READS.format(seconds=0.08), fixed={}),
     Case("main_thread_bound", "a fifth of the step", HEAVY, PYTHON_IN_THE_LOOP.format(seconds=0.25), fixed={}),

@@ -11,18 +11,20 @@ import numpy as np
 
 from launcher.insight import windows
 from launcher.insight.answers import EXPLAINED, Answer, DoesNotApply, NotMeasured
-from launcher.insight.contention import WORKERS, neighbours, run_delay, swing, thread_cpu, why_no_delay
+from launcher.insight.contention import (
+    PROGRAMS,
+    WORKERS,
+    lost_to_workers,
+    neighbours,
+    swing,
+    thread_cpu,
+    why_no_delay,
+)
 from launcher.insight.evidence import IDLE_GPU, Evidence
 from launcher.insight.findings import NOTICEABLE, Finding, Fix, percent
 from launcher.insight.gains import bounded, estimated
 from launcher.insight.length import epoch_steps
-from launcher.insight.rules.images import (
-    cheaper_images,
-    gain_of_cheaper_images,
-    gain_of_freed_cores,
-    gain_of_quick_reads,
-    shards,
-)
+from launcher.insight.rules.images import cheaper_images, gain_of_cheaper_images, gain_of_quick_reads, shards
 from launcher.insight.rules.neighbours import numbers as neighbour_numbers
 from launcher.insight.rules.pauses import epoch_firsts, epoch_start_share
 from launcher.insight.rules.workers import (
@@ -79,13 +81,10 @@ def waiting(evidence: Evidence) -> Answer:
 def _taken_from_model(evidence: Evidence) -> float | None:
     """Share of a step in which a model on the CPU waits for cores that data workers have, while all are full; None: too little, or not
     recorded."""
-    delay, others = run_delay(evidence), neighbours(evidence)
-    if evidence.on_gpu or delay is None or WORKERS not in others or (evidence.busy or 0.0) < FULL:
+    taken, others = lost_to_workers(evidence), neighbours(evidence)
+    if evidence.on_gpu or taken is None or (evidence.busy or 0.0) < FULL or (evidence.throttled or 0.0) >= NOTICEABLE:
         return None
-    if (evidence.throttled or 0.0) >= NOTICEABLE or max(others, key=lambda one: others[one]) != WORKERS:
-        return None
-    taken = delay * others[WORKERS] / sum(others.values())
-    return taken if taken >= NOTICEABLE else None
+    return taken if taken >= NOTICEABLE and others[WORKERS] > others.get(PROGRAMS, 0.0) else None
 
 
 def explained(evidence: Evidence) -> bool:
@@ -301,11 +300,9 @@ def _costly_images(evidence: Evidence, taken_from_model: float | None = None) ->
     lost = (wait if taken_from_model is None else taken_from_model) * evidence.steps_part
     if taken_from_model is None:
         title, numbers = "Preparing the images needs more cores than there are", _numbers(evidence, wait)
-        gain = gain_of_cheaper_images(evidence, "data_bound", lost, fixes[0])
     else:
         title = "Preparing the images takes the cores that the model computes on"
         numbers = [*neighbour_numbers(evidence), *_numbers(evidence, wait)]
-        gain = gain_of_freed_cores(evidence, lost, fixes[0])
     return Finding(
         kind="data_bound",
         title=title,
@@ -313,7 +310,7 @@ def _costly_images(evidence: Evidence, taken_from_model: float | None = None) ->
         evidence=tuple(numbers),
         cause="decoding and augmentation fill the cores; more workers would only take turns on them",
         fixes=fixes,
-        gain=gain,
+        gain=gain_of_cheaper_images(evidence, "data_bound", lost, fixes[0]),
     )
 
 
