@@ -16,6 +16,7 @@
 # make bench-students   five students of one pass of the teacher beside five runs of one student and the teacher's pass (at most 15 minutes)
 # make bench-training   the engine beside a plain loop, timm's task and torchdistill; its own cost, the cache, scaling, memory
 # make bench-scaling    two communicating gloo hosts beside two that do not, by the segmentation job; the scaling model on a local study
+# make at-scale     KT's job on up to 1,024 GPUs, on paper: steps, the input's bandwidth, failures, and what each number rests on (a second)
 # make bench-input  what an image costs by each way of preprocessing beside torchvision's and DALI's, fidelity, and memory over time
 # make bench-insight    what the system monitor and the observer cost, and how fast the files are read
 # make bench-planted    a run with a bottleneck of each kind, its diagnosis, and what the fix brought (about 80 minutes)
@@ -51,7 +52,7 @@ DEBIAN := .venv-debian
 AUDIT := .venv-audit
 OLDEST_PYTHON ?= $(shell PYENV_VERSION=3.10 python3.10 -c 'import sys; print(sys.executable)' 2>/dev/null || echo $(PYTHON))
 
-.PHONY: quickstart test test-slow test-debian audit compat compat-smdebug compat-v3 lint bench bench-kd bench-kd-vit bench-views bench-students bench-bank bench-pixels bench-training bench-scaling bench-input bench-insight bench-planted bench-planted-others bench-planted-foreign bench-remote bench-workers bench-tune mutants notebooks test-notebooks gpu gpu-if-any drill image image-base image-training test-docker clean
+.PHONY: quickstart test test-slow test-debian audit compat compat-smdebug compat-v3 lint at-scale bench bench-kd bench-kd-vit bench-views bench-students bench-bank bench-pixels bench-training bench-scaling bench-input bench-insight bench-planted bench-planted-others bench-planted-foreign bench-remote bench-workers bench-tune mutants notebooks test-notebooks gpu gpu-if-any drill image image-base image-training test-docker clean
 
 quickstart: $(INSTALLED)
 	$(LAUNCHER) prepare digits data/digits
@@ -124,6 +125,9 @@ bench-pixels: $(INSTALLED)
 
 bench-training: $(INSTALLED)
 	for script in training_speed loop_cost scaling memory; do $(VENV)/bin/python tests/benchmarks/$$script.py || exit 1; done
+
+at-scale: $(INSTALLED)
+	$(VENV)/bin/python tests/benchmarks/at_scale.py
 
 bench-scaling: $(INSTALLED)
 	$(VENV)/bin/python tests/benchmarks/scaling.py --job segmentation

@@ -8,7 +8,8 @@
 Killed at any moment and started again, it computes what is missing. A training run with the same settings finds all its answers there.
 """
 
-from training.engine.run import started
+from training.engine.memory import example
+from training.engine.run import count_arithmetic, started
 from training.servers.serving import serve, serves
 from training.settings import read_settings
 from training.settings.distillation import LabellingSettings
@@ -30,6 +31,7 @@ def main(settings: LabellingSettings) -> None:
         teacher = load_teacher(settings, environment, data.classes, channels).to(world.device)
         bank = open_cache(settings, teacher, data, environment, world)
         assert bank is not None, "as the settings say"
+        count_arithmetic(run, example(data, world.device), [], teacher.counted)
         loaders = labelling_loaders(data, memory_needed(teacher, data, world.device), bank.views, run)
         metrics = evaluate(teacher, held_out_for_teacher(settings, data, loaders, world), world)
         taught = acceptance.accept(teacher, metrics, settings.min_teacher_accuracy, settings.teacher_number_format, say)

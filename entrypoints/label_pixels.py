@@ -10,7 +10,8 @@ Killed at any moment and started again, it computes what is missing. A training 
 """
 
 from training.data.masks import open_data
-from training.engine.run import started
+from training.engine.memory import example
+from training.engine.run import count_arithmetic, started
 from training.servers.serving import serve, serves
 from training.settings import read_settings
 from training.settings.segmentation import PixelLabellingSettings
@@ -38,6 +39,7 @@ def main(settings: PixelLabellingSettings) -> None:
         teacher = load_teacher(settings, environment, data.classes, channels).to(world.device)
         bank = open_cache(settings, teacher, data, environment, world)
         assert bank is not None and isinstance(bank.layout, PixelLayout), "as the settings say"
+        count_arithmetic(run, example(data, world.device), [], teacher.counted)
         loaders = labelling_loaders(
             data, memory_needed(teacher, data, world.device, bank.layout.packing_bytes), bank.views, run
         )

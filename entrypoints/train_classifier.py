@@ -15,7 +15,7 @@ from training.engine import memory, probe
 from training.engine.delivery import Trained, deliver, require_packages
 from training.engine.fitting import fitting_loaders
 from training.engine.loop import train
-from training.engine.run import started, total_steps
+from training.engine.run import count_arithmetic, started, total_steps
 from training.engine.state import prepare
 from training.measure.timeline import Timeline
 from training.measure.usage import hardware
@@ -49,6 +49,7 @@ def main(settings: ClassifierSettings) -> None:
         say(f"model {settings.model}: {timm_models.parameter_count(model):,} parameters, {len(data.classes)} classes")
         steps = total_steps(settings, data.epoch_images)
         state = prepare(model, settings, steps, world)
+        count_arithmetic(run, memory.example(data, world.device), [state.counted])
         now, without = memory.measure([state], data)
         bare = Classification(state.model, settings.label_smoothing, Timeline(world.device))
         opened = fitting_loaders(bare, [state], data, now, without, run)

@@ -19,7 +19,7 @@ from training.engine import memory, probe
 from training.engine.delivery import deliver, require_packages
 from training.engine.fitting import fitting_loaders
 from training.engine.loop import train
-from training.engine.run import started, total_steps
+from training.engine.run import count_arithmetic, started, total_steps
 from training.measure.timeline import Timeline
 from training.servers.serving import serve, serves
 from training.settings import read_settings
@@ -59,6 +59,7 @@ def main(settings: DistillationSettings) -> None:
             teacher = load_teacher(settings, environment, data.classes, channels).to(world.device)
         students = Students(each, teacher, data.classes, environment, image, steps, world, say)
         states = students.states
+        count_arithmetic(run, image, [state.counted for state in states], teacher.counted if teacher else ())
         now, without = memory.measure(states, data)
         if teacher is not None:
             now, without = features.with_feature_loss(now, without, states, teacher, settings, image)

@@ -21,7 +21,7 @@ from training.engine import memory, probe
 from training.engine.delivery import Trained, deliver
 from training.engine.fitting import fitting_loaders
 from training.engine.loop import train
-from training.engine.run import started, total_steps
+from training.engine.run import count_arithmetic, started, total_steps
 from training.engine.state import prepare
 from training.measure.timeline import Timeline
 from training.models import segmenter, timm_models
@@ -64,6 +64,7 @@ def main(settings: SegmentationSettings) -> None:
             teacher = load_teacher(settings, environment, data.classes, channels).to(world.device)
         beside = features.learner(model, teacher, settings, image)
         state = prepare(model, settings, steps, world, beside=beside)
+        count_arithmetic(run, image, [state.counted], teacher.counted if teacher else ())
         now, without = memory.measure([state], data)
         if teacher is not None:
             now, without = features.with_feature_loss(now, without, [state], teacher, settings, image)

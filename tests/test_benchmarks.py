@@ -30,3 +30,24 @@ def test_a_benchmark_that_imports_the_entry_scripts_modules_says_first_where_the
         ]
         if "training" in imported and file.stem != "engine":
             assert "engine" in imported[: imported.index("training")], file.name
+
+
+def test_the_page_on_large_clusters_is_what_its_script_prints():
+    done = subprocess.run([sys.executable, "at_scale.py"], cwd=FOLDER, capture_output=True, text=True, check=True)
+    page = (ROOT / "docs/results/at-scale.md").read_text()
+    assumptions, steps, failures = done.stdout.strip().split("\n\n")
+    assert assumptions.count("\n- ") >= 10 and all(part in page for part in (assumptions, steps, failures))
+
+
+def test_the_best_interval_between_checkpoints_is_the_best():
+    """Daly's optimum against a search, and the goodput by its terms."""
+    code = """
+import at_scale as scale, math
+between = scale.FAILURES.value * 3600 / 1024
+def by(interval): return 1 - 1.4 / interval - (interval / 2 + 600) / between
+best = max(by(seconds) for seconds in range(10, 20000))
+assert abs(scale.goodput(1.4, 1024) - best) < 1e-6, (scale.goodput(1.4, 1024), best)
+assert scale.goodput(0.04, 1024) > scale.goodput(1.4, 1024) > scale.goodput(1.4, 2048)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=FOLDER, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -5,6 +5,7 @@
     {"kind": "first_step", …}   once: seconds from the process's start to the end of its first step, as the host sees it; data workers
     {"kind": "steps", …}        each window: mean seconds a step of the whole step and its phases
     {"kind": "checkpoint", …}   each pause, and `evaluate`
+    {"kind": "arithmetic", …}   once, of the kit's scripts: what the models compute for an image, the device's peak, and why there is no MFU
     {"kind": "lines", …}        of an observed script: where the host's time went so far, by line of the user's code
     {"kind": "not_measured", …} what turned out not to be measurable, and why
 

@@ -12,7 +12,7 @@ from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE
 from launcher.config import students
 from launcher.insight.diagnose import speed
-from launcher.record.progress import quality
+from launcher.record.progress import percent, quality
 from launcher.runner.run import Run
 from launcher.show.table import Table
 from launcher.show.text import number
@@ -67,11 +67,12 @@ def print_comparison(runs: list[Run]) -> None:
                     quality(of_one or result),
                     number(measured.get("step_seconds"), ".3g"),
                     number(measured.get("images_per_second"), ".0f"),
+                    percent(result.get("mfu")),
                     number(run.outcome().get("seconds"), ".1f"),
                 ]
             )
     results = ["job", "model", "learned from", "parameters", "steps", "accuracy"]
-    print(Table([*results, "s/step", "images/s", "seconds"], rows))
+    print(Table([*results, "s/step", "images/s", "MFU", "seconds"], rows).without_empty("MFU"))
     print()
     for run in runs:
         print(f"{run.state:<10} {run.folder.path}")

@@ -28,7 +28,8 @@ def add(to: arguments.Add) -> None:
     )
     arguments.json(
         made,
-        "{undisturbed, runs, exact, steps, weights, furthest, difference, kills: [{how, at_step, resumed_from, seconds}]}",
+        "{undisturbed, runs, exact, steps, weights, furthest, difference, kills: [{how, at_step, resumed_from, seconds}], "
+        "goodput: {share, seconds, useful, redone, undisturbed}}",
     )
 
 

@@ -15,6 +15,7 @@ from launcher.insight import page, pictures, speed, summary, windows
 from launcher.insight.control import Comparability, comparability
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.evidence import Evidence
+from launcher.insight.findings import percent
 from launcher.insight.kept import Kept, fixes_kept, short
 from launcher.insight.length import epoch_steps
 from launcher.insight.ratio import CONFIDENCE, Ratio
@@ -153,6 +154,7 @@ class Comparison:
             "after": self.after.to_dict(),
             "results": [asdict(row) for row in self.results()],
             "speedup": None if self.speedup is None else asdict(self.speedup),
+            "mfu": [run.evidence.mfu for run in (self.before, self.after)],
             "measured_speedup": None if self.measured is None else asdict(self.measured),
             "confidence": CONFIDENCE,
             "comparable": self.comparability.to_dict(),
@@ -211,8 +213,10 @@ class Comparison:
             raw = f", as measured {self.measured}" if self.comparability.is_corrected else ""
             first = [f"speed-up {self.speedup}, {per}{no_range}{raw}; {self.comparability.sentence}"]
         more = speed.start_cost(*runs)
+        utilised = [evidence.mfu for evidence in runs]
         return [
             *first,
+            *([f"MFU {_share(utilised[0])} before, {_share(utilised[1])} after"] if any(utilised) else []),
             *([f"{more:.1f} s more until the first step are counted"] if more else []),
             *map(str, self.kept()),
         ]
@@ -312,6 +316,10 @@ def _spec(evidence: Evidence) -> str:
     host = catalog.instance(str(evidence.facts.get("instance_type", "")))
     name = evidence.facts.get("device_name") or (host.gpu if host is not None else None)
     return str(name or ("GPU" if evidence.on_gpu else "cpu"))
+
+
+def _share(value: float | None) -> str:
+    return "not known" if value is None else percent(value)
 
 
 def _times(first: float | None, second: float | None) -> str:

@@ -96,6 +96,11 @@ class Evidence:
         return float(np.mean(means)) if means else None
 
     @functools.cached_property
+    def mfu(self) -> float | None:
+        """Model FLOP utilisation in usual steps, 0 to 1: mean over ranks; None: not known."""
+        return self.mean_extra("mfu")
+
+    @functools.cached_property
     def phases(self) -> dict[str, float]:
         """Share of each phase in a step: the median over ranks, so that one slow rank does not speak for all."""
         names = {phase for steps in self.ranks for phase in steps.seconds if phase != "step"}

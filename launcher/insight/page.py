@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from launcher.insight import charts, pictures, report_text, servers, summary, windows
+from launcher.insight import charts, pictures, report_text, roofline, servers, summary, windows
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding, Fix, percent, written
 from launcher.insight.phases import parents
@@ -35,7 +35,8 @@ def fragment(evidence: Evidence, report: Report) -> str:
     return (
         f"<div class='diagnosis'><h2>{escape(report_text.headline(evidence, report))}</h2>"
         f"<p class='about'>{escape(evidence.measurements.source)} · {escape(report_text.about(evidence))}</p>"
-        + _servers(evidence)
+        + _about(roofline.said(evidence))
+        + _about(servers.said(evidence))
         + _unreadable(evidence)
         + html.image(pictures.one_run(evidence))
         + findings(report)
@@ -63,7 +64,8 @@ def _run(evidence: Evidence, report: Report, place: int) -> str:
     headline = escape(report_text.headline(evidence, report)).replace(" %", "&nbsp;%")
     return (
         f"<section><p class='about'>{source}</p><h1>{headline}</h1><p class='about'>{escape(report_text.about(evidence))}</p>"
-        f"{_servers(evidence)}{_unreadable(evidence)}{_course(evidence)}{findings(report)}<div id='charts-{place}'></div>"
+        f"{_about(roofline.said(evidence))}{_about(servers.said(evidence))}{_unreadable(evidence)}"
+        f"{_course(evidence)}{findings(report)}<div id='charts-{place}'></div>"
         f"{_section('Ranks, slowest first', rank_bars(evidence))}{_section('Phases of a usual step', phase_table(evidence))}"
         f"{_section('Operators that take longest', operator_table(evidence))}"
         f"{_section('Lines of the script', line_table(evidence))}"
@@ -71,8 +73,7 @@ def _run(evidence: Evidence, report: Report, place: int) -> str:
     )
 
 
-def _servers(evidence: Evidence) -> str:
-    text = servers.said(evidence)
+def _about(text: str) -> str:
     return f"<p class='about'>{escape(text)}</p>" if text else ""
 
 

@@ -149,6 +149,17 @@ class NotMeasuredShape(TypedDict):
     why: str
 
 
+class ArithmeticShape(TypedDict):
+    """What the models of a run compute: training/measure/arithmetic.py."""
+
+    __pydantic_config__ = STRICT  # type: ignore[misc]  # pydantic reads it on a TypedDict
+    gflop_an_image: NotRequired[list[Number]]
+    teacher_gflop_an_image: NotRequired[list[Number]]
+    peak_tflops: NotRequired[dict[str, Speed]]
+    peak_source: NotRequired[str]
+    why_no_mfu: str
+
+
 class OperatorShape(TypedDict):
     name: str
     seconds: Seconds
@@ -230,12 +241,14 @@ class FactsShape(TypedDict, total=False):
     training_group: Count
     one_machine: bool
     operators: OperatorsShape
+    arithmetic: ArithmeticShape
 
 
 START, WINDOW, FIRST_STEP, STALL = (
     TypeAdapter[Any](kind) for kind in (StartShape, WindowShape, FirstStepShape, StallShape)
 )
 SETUP, LINES, NOT_MEASURED = (TypeAdapter[Any](kind) for kind in (SetupShape, LinesShape, NotMeasuredShape))
+ARITHMETIC = TypeAdapter[Any](ArithmeticShape)
 OPERATORS, PROBE = TypeAdapter[Any](OperatorsShape), TypeAdapter[Any](ProbeShape)
 SETTINGS, FACTS = TypeAdapter[Any](SettingsShape), TypeAdapter[Any](FactsShape)
 

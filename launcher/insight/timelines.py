@@ -118,6 +118,9 @@ def _read_one(file: Path, each: int, ranks: Ranks) -> None:
                     setups.append(shapes.SETUP.validate_python(event))
                 elif kind == "lines":
                     sampled = shapes.LINES.validate_python(event)  # of the run so far: the last line counts
+                elif kind == "arithmetic":
+                    about = shapes.ARITHMETIC.validate_python(event)
+                    ranks.facts.setdefault("arithmetic", {name: about[name] for name in about if name != "kind"})
                 elif kind == "not_measured":
                     shapes.NOT_MEASURED.validate_python(event)
                     not_measured[event["what"]] = event["why"]

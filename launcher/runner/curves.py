@@ -13,8 +13,8 @@ from typing import Any
 from launcher.record import metrics_file
 from launcher.runner.run import Run
 
-MEASURED = re.compile(r".*(/s|_s|_share|_gib)")
-"""Metrics of speed, time and memory, which differ from run to run."""
+MEASURED = re.compile(r".*(/s|_s|_share|_gib)|tflops|mfu")
+"""Metrics of speed, time, utilisation and memory, which differ from run to run."""
 
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
 """Suffixes of files in SM_MODEL_DIR that hold nothing but weights."""

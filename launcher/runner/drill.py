@@ -14,37 +14,29 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import psutil
 
-from launcher.backends import toolkit
 from launcher.backends.plans import plan
 from launcher.config.issues import Issue, UserError, mistake
 from launcher.config.job import Job
+from launcher.insight.diagnose import speed
 from launcher.planner import groups
 from launcher.planner.plan import Plan, refuse_errors
 from launcher.record import records
+from launcher.runner import kills as killing
 from launcher.runner.curves import Curve, compare, curve, missing, other_file, weights
+from launcher.runner.goodput import Goodput
+from launcher.runner.kills import ORDER, SERVER, STOP
 from launcher.runner.run import Run, start
 from launcher.show.table import Table
-
-WORKERS, STOP, HOST, MACHINE = "SIGKILL to the script", "SIGTERM", "SIGKILL to a host", "SIGKILL to all of the run"
-ORDER = (WORKERS, STOP, HOST, MACHINE)
-"""How runs are ended, in turn: one host's training processes die; the run is stopped; a host is lost; the machine fails."""
 
 PAUSE_SECONDS = 2.0
 """Longest time from a step to the next kill of a server: some hit it at work, others while it starts."""
 
-SERVER, SERVER_TITLE = "SIGKILL to a server", "ray::ImageServer"
-"""How a drill of servers kills, and how the title of a server's process begins, as Ray gives it."""
-
 TOLERANCE = 0.01
 """Largest difference allowed on another number of hosts, as a share of the metric's largest value on the curve."""
-
-WRITING_SECONDS = 20
-"""Seconds that a kill waits for a checkpoint to begin."""
 
 TRIES = 5
 """Trainings in a row that may end before their first kill."""
@@ -84,6 +76,27 @@ class Drill:
     """The largest difference, as a share of the metric's largest value."""
     difference: str = ""
     """The first difference from the undisturbed run; empty where there is none."""
+    step_seconds: float | None = None
+    """Of a usual step of the undisturbed run; None: its steps were not timed."""
+    undisturbed_seconds: float = 0.0
+    """From its start to its end."""
+    seconds: float = 0.0
+    """The same of the other runs together."""
+    trainings: int = 0
+    """Of those, how many trainings came to their end."""
+
+    @property
+    def goodput(self) -> Goodput | None:
+        """The share of the killed runs' time that went into steps which count; None: no training ended, or steps were not timed."""
+        if not self.trainings or self.step_seconds is None:
+            return None
+        again = sum(kill.at_step - kill.resumed_from for kill in self.kills)
+        return Goodput(
+            seconds=self.seconds,
+            useful=self.trainings * self.steps * self.step_seconds,
+            redone=again * self.step_seconds,
+            undisturbed=self.steps * self.step_seconds / self.undisturbed_seconds,
+        )
 
     def __str__(self) -> str:
         head = ["kill", "how", "at step", "resumed from", "steps lost", "seconds"]
@@ -92,7 +105,10 @@ class Drill:
             + [str(kill.at_step - kill.resumed_from), f"{kill.seconds:.1f}"]
             for number, kill in enumerate(self.kills, 1)
         ]
-        return "\n".join([*([str(Table(head, rows))] if rows else []), self.verdict()])
+        goodput = (
+            [] if self.difference else [str(self.goodput or "goodput: not measured, the script's steps were not timed")]
+        )
+        return "\n".join([*([str(Table(head, rows))] if rows else []), *goodput, self.verdict()])
 
     def to_dict(self) -> dict[str, Any]:
         """For machines; runs by their names."""
@@ -105,6 +121,7 @@ class Drill:
             "furthest": self.furthest if math.isfinite(self.furthest) else None,
             "difference": self.difference or None,
             "kills": [asdict(kill) for kill in self.kills],
+            "goodput": None if self.goodput is None else self.goodput.to_dict(),
         }
 
     def verdict(self) -> str:
@@ -147,12 +164,15 @@ def drill(
     jobs = [job, job if hosts_after is None else _with_hosts(job, hosts_after)]
     for one in jobs:
         refuse_errors(plan(one))  # before anything starts
-    undisturbed = start(plan(job))
+    began, undisturbed = time.monotonic(), start(plan(job))
     say(f"undisturbed: {undisturbed.name}")
     result = Drill(undisturbed, exact=len({groups.training_host_count(one) for one in jobs}) == 1)
     if undisturbed.wait() != records.COMPLETED:
         result.difference = f"{_end(undisturbed)} without a kill"
         return result
+    result.undisturbed_seconds = time.monotonic() - began
+    timed = speed(undisturbed.folder)
+    result.step_seconds = timed and timed.step_seconds
     reference = curve(undisturbed)
     result.steps, result.weights = max(reference, default=0), weights(undisturbed)
     if result.steps < 2:
@@ -205,7 +225,7 @@ class _Series:
         targets = sorted(self.rng.sample(range(1, steps), min(kills, steps - 1)))
         earlier, kill, struck = None, None, 0.0
         while not self.result.difference:
-            run = start(self.plan(earlier))
+            began, run = time.monotonic(), start(self.plan(earlier))
             self.result.runs.append(run)
             next(run.progress(follow=True), None)
             if kill is not None:
@@ -213,6 +233,7 @@ class _Series:
                 self.result.kills.append(replace(kill, resumed_from=_resumed_from(run), seconds=seconds))
             how, struck = self.strike(run, targets.pop(0)) if targets else ("", 0.0)
             state = run.wait()
+            self.result.seconds += time.monotonic() - began
             found = curve(run)
             kill = Kill(how, max(found, default=0)) if how and state != records.COMPLETED else None
             self.judge(run, found, kill)
@@ -224,6 +245,7 @@ class _Series:
             earlier = run
         if not self.result.difference:
             self.say(f"to the end: {run.name}")
+            self.result.trainings += 1
             self.result.difference = self.ends_otherwise(run, reported)
 
     def in_vain(self) -> tuple[str, str]:
@@ -248,7 +270,7 @@ class _Series:
         if not any(metric.step >= step for metric in run.progress(follow=True)):
             return "", 0.0
         if how != STOP and self.rng.random() < 0.5:
-            _wait_for_a_checkpoint_under_way(run)
+            killing.wait_for_a_checkpoint_under_way(run)
             time.sleep(self.rng.uniform(0, 0.01))
         else:
             time.sleep(self.rng.uniform(0, 2 * seconds_a_step))
@@ -258,7 +280,7 @@ class _Series:
             run.stop("launcher drill")
         else:
             with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended by itself
-                _kill(run, how, self.rng)
+                killing.kill(run, how, self.rng)
         return how, time.monotonic()
 
     def judge(self, run: Run, found: Curve, kill: Kill | None) -> None:
@@ -302,17 +324,19 @@ class _ServerSeries(_Series):
     def train(self, kills: int) -> None:
         """One training with up to N kills, at random moments from its first step on, each after a step that follows the one before;
         adds to the result."""
-        run = start(self.plan(None))
+        began, run = time.monotonic(), start(self.plan(None))
         self.result.runs.append(run)
         newest = _Newest(run)
         for _ in range(kills):
             if not self.killed(run, newest):
                 break
         run.wait()
+        self.result.seconds += time.monotonic() - began
         found = curve(run)
         self.judge(run, found, None)
         if not self.result.difference:
             self.say(f"to the end: {run.name}")
+            self.result.trainings += 1
             self.result.difference = self.ends_otherwise(run, found)
 
     def killed(self, run: Run, newest: _Newest) -> bool:
@@ -335,7 +359,7 @@ class _ServerSeries(_Series):
         """SIGKILL to a server of a run, whatever it does; whether there was one."""
         with contextlib.suppress(psutil.NoSuchProcess):  # the run, or the server, has just ended by itself
             supervisor = psutil.Process(run.folder.read(run.folder.supervisor)["pid"])
-            servers = [child for child in supervisor.children(recursive=True) if _is_server(child)]
+            servers = [child for child in supervisor.children(recursive=True) if killing.is_server(child)]
             if servers:
                 self.rng.choice(servers).kill()
                 return True
@@ -370,52 +394,3 @@ def _end(run: Run) -> str:
     """How a run ended, in words."""
     why = " ".join(run.outcome().get("failure", "").split())[:300]
     return f"{run.name} is {run.state}" + (f" ({why})" if why else "")
-
-
-def _wait_for_a_checkpoint_under_way(run: Run) -> None:
-    """Wait until a hidden file, a checkpoint that is not complete, appears or changes in the first host's folder."""
-    folder = run.folder.host(run.hosts[0]) / "checkpoints"
-    before, end = _hidden(folder), time.monotonic() + WRITING_SECONDS  # an earlier kill may have left one
-    while time.monotonic() < end and not run.folder.outcome.exists() and _hidden(folder) <= before:
-        time.sleep(0.001)
-
-
-def _hidden(folder: Path) -> set[tuple[str, int]]:
-    found = set()
-    for path in folder.iterdir():
-        if path.name.startswith("."):
-            with contextlib.suppress(FileNotFoundError):  # it is complete now
-                found.add((path.name, path.stat().st_mtime_ns))
-    return found
-
-
-def _kill(run: Run, how: str, rng: random.Random) -> None:
-    """SIGKILL to the whole run, to one of its hosts, or to the training processes there."""
-    supervisor = psutil.Process(run.folder.read(run.folder.supervisor)["pid"])
-    host = str(run.folder.host(rng.choice(run.hosts)))
-    shims = [child for child in supervisor.children() if child.cwd() == host]
-    if how == WORKERS:
-        for process in (process for shim in shims for process in toolkit.training_processes(shim)):
-            process.kill()
-    else:
-        for root in [supervisor] if how == MACHINE else shims:
-            _kill_tree(root)
-
-
-def _is_server(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return "".join(process.cmdline()[:1]).startswith(SERVER_TITLE)
-    return False
-
-
-def _kill_tree(root: psutil.Process) -> None:
-    """SIGKILL to a process and its descendants: all are suspended first, so that none sees another die."""
-    suspended: list[psutil.Process] = []
-    while new := [process for process in [root, *root.children(recursive=True)] if process not in suspended]:
-        for process in new:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.suspend()
-        suspended += new
-    for process in suspended:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()

@@ -125,7 +125,7 @@ class _Watched:
 def _results(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The parts of a script's result that people look for first."""
     found = [("on held-out images", quality(dict(result)))] if quality(dict(result)) != "-" else []
-    forms = {"model": "", "parameters": ",", "steps": ",", "images_per_second": ",.0f"}
+    forms = {"model": "", "parameters": ",", "steps": ",", "images_per_second": ",.0f", "mfu": ".0%"}
     for name, form in forms.items():
         value = result.get(name)
         if isinstance(value, (int, float) if form else str):

@@ -19,6 +19,7 @@ MEASURED = (
     *(f"cpu_share_p{percent}" for percent in PERCENTILES),
     *("input_images_per_second", "input_cpu_seconds_an_image", "input_start_seconds", "evaluate_seconds"),
     *("memory_gib", "gpu", "gpu_memory_gib", "gpu_used_gib", "cores", "training_images", "counted_steps", "world_size"),
+    "mfu",
 )
 """What `of_run` returns; None: not measured. `epoch_seconds` is the time of all training images at `images_per_second`, which leaves
 out the first epoch where there are more, the warm-up, evaluations, checkpoints and the start of workers. `cpu_share` is a share of the
@@ -77,6 +78,7 @@ def measure(
         "training_images": images,
         "counted_steps": steps,
         "world_size": result["world_size"],
+        "mfu": result.get("mfu"),
     }
 
 

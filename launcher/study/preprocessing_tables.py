@@ -81,22 +81,23 @@ def _epochs(cells: Sequence[Cell], pipelines: Sequence[str], job: Job, not_compa
 def _limits(cells: Sequence[Cell], job: Job) -> Table:
     """What each cell waits for, and how busy it keeps the machine."""
     head = ["model", "load", "pipeline", "images/s", "input alone", "model alone", "lost", "data_wait"]
-    head += [f"CPU p{'/'.join(map(str, PERCENTILES))} %", "GPU %", "bound by"]
+    head += [f"CPU p{'/'.join(map(str, PERCENTILES))} %", "MFU", "bound by"]
     rows = []
     for cell in cells:
         shares = [cell.of(f"cpu_share_p{percent}") for percent in PERCENTILES]
         cpu = "/".join(f"{share.median * 100:.0f}" for share in shares if share is not None) or NOT_MEASURED
-        wait, probed = cell.of("data_wait_share"), cell.of("input_images_per_second")
+        wait, probed, mfu = cell.of("data_wait_share"), cell.of("input_images_per_second"), cell.of("mfu")
         rows.append(
             [cell.model, str(cell.load), cell.pipeline, three_digits(cell.rate.median), _value(probed)]
             + [_value(cell.alone), percent(cell.lost), percent(wait.median if wait else None), cpu]
-            + [NOT_MEASURED, cell.verdict]
+            + [percent(mfu.median if mfu else None), cell.verdict]
         )
     notes = [
         "input alone, model alone: images/s without the other half; the model trains on one batch over and over.",
         "lost: the share of the model's own speed that the cell does not reach.",
         f"A cell is partly input-bound from {percent(MODERATELY)} lost, input-bound from {percent(HIGHLY)}, as in TensorFlow's profiler.",
         "data_wait: the share of a step in which the process waits for a batch.",
+        "MFU: the models' own arithmetic, of what the device could do in that time; of devices whose peak is known.",
     ]
     if any(cell.pipeline == REMOTE for cell in cells):
         notes.append(

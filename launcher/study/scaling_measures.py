@@ -17,7 +17,7 @@ MAX_BYTES = 2**26
 MEASURED = (
     *("images_per_second", "step_seconds", "exposed_seconds", "backward_seconds", "data_wait_seconds"),
     *("counted_steps", "world_size", "threads", "data_workers", "backend", "device"),
-    *("parameters", "gradient_bytes", "training_images", "memory_gib"),
+    *("parameters", "gradient_bytes", "training_images", "memory_gib", "mfu"),
 )
 """What `of_run` returns; None: not measured. Times are seconds a step: the median over the windows after the warm-up of the mean over
 the ranks. `exposed_seconds` is 0 for a single process. `backward_seconds` leaves it out; both are None where the process group does
@@ -85,6 +85,7 @@ def measure(
         "gradient_bytes": result["parameters"] * bytes_a_number,
         "training_images": result.get("training_images"),
         "memory_gib": max(memory, default=None),
+        "mfu": result.get("mfu"),
     }
 
 

@@ -28,6 +28,12 @@ def measured(lines: Sequence[Line], usd_an_hour: float | None, own_price: str) -
     head = ["scaling", "hosts", "batch", "images/s", "ms a step", "efficiency", "exposed", "data_wait"]
     head += ["s an epoch", "US$ an epoch", "US$ a million images"]
     rows = [_row(line, size, usd_an_hour) for line in lines for size in line.sizes]
+    utilised = [size.of("mfu") for line in lines for size in line.sizes]
+    if any(utilised):
+        head, rows = (
+            [*head, "MFU"],
+            [[*row, NOT_MEASURED if mfu is None else percents(mfu)] for row, mfu in zip(rows, utilised)],
+        )
     notes = [
         "images/s: median (min-max) of the repeats; each is the median over windows of five steps after the warm-up.",
         f"batch: images per process, with {counted(lines[0].processes_per_host, 'process', 'processes')} per host.",

@@ -23,7 +23,7 @@ START = 900.0
 KEYS = ("changes", "repeat")
 """Columns of a trial's key: the changes as JSON, and which of the trials with them it is."""
 
-MEASURED = ("label", "state", "failure", "seconds", "cost_usd", "step_seconds", "images_per_second", "headline")
+MEASURED = ("label", "state", "failure", "seconds", "cost_usd", "step_seconds", "images_per_second", "mfu", "headline")
 """The other columns of the table; cost_usd with what was paid for attempts that were interrupted or failed."""
 
 
@@ -160,5 +160,6 @@ def _figures(trial: Trial) -> dict[str, Any]:
     return {
         "step_seconds": each * batch if isinstance(batch, int) else each,
         "images_per_second": 1 / each if isinstance(batch, int) else None,
+        "mfu": evidence.mfu,
         "headline": trial.diagnosis.headline,
     }

@@ -1,4 +1,4 @@
-"""The machine that the suite runs on: GPU, driver, versions, commit, and the peak that MFU refers to."""
+"""The machine that the suite runs on: GPU, driver, versions, commit."""
 
 from __future__ import annotations
 
@@ -15,14 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.gpu import ROOT
-
-PEAK_TFLOPS = (
-    (r"A100", 312.0, "https://www.nvidia.com/en-us/data-center/a100/"),
-    (r"H100.*HBM3", 989.0, "https://www.nvidia.com/en-us/data-center/h100/"),
-    (r"H200(?!.*NVL)", 989.0, "https://www.nvidia.com/en-us/data-center/h200/"),
-)
-"""bf16 tensor-core TFLOP/s without sparsity by a pattern of the device's name (H100 and H200: SXM), and NVIDIA's own table, whose
-figures for H100 and H200 are with sparsity: twice these."""
 
 DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -84,14 +76,6 @@ def describe(command: str, commit: str | None) -> dict[str, Any]:
             "cudnn": torch.backends.cudnn.version(),
         }
     return found
-
-
-def peak(device_name: str) -> tuple[float, str] | None:
-    """FLOP/s of a GPU's bf16 tensor cores without sparsity, and the source; None for one that the table lacks."""
-    for pattern, teraflops, source in PEAK_TFLOPS:
-        if re.search(pattern, device_name):
-            return teraflops * 1e12, source
-    return None
 
 
 def _version(package: str) -> str | None:

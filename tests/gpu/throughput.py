@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 from training.engine.probe import RepeatedBatch
 from training.settings.distillation import TeacherCacheSettings
 from training.tasks.distillation import Distillation
 from training.tasks.students import Student
 
-from tests.gpu import machine
-from tests.gpu.bench import Bench, seconds_a_step
+from tests.gpu.bench import Bench, Engine, seconds_a_step
 from tests.gpu.clocks import host_milliseconds
 from tests.gpu.outcomes import NotChecked, Result
 
 EPOCH = 32
 """Steps of an epoch; with a cache each one begins with a look at its records."""
-
-COUNTED = 2
-"""Images of the passes whose floating-point operations are counted."""
 
 
 def distillation(bench: Bench, result: Result, *, batch: int, mode: str) -> None:
@@ -45,11 +38,12 @@ def distillation(bench: Bench, result: Result, *, batch: int, mode: str) -> None
     with bench.compiling(**({"mode": mode} if mode == "reduce-overhead" else {})):
         teacher = bench.teacher(sizes.teacher, compile=compile_models)
         engine = bench.engine(settings, bench.noise(EPOCH * size), bench.model(sizes.student), teacher)
-        operations = {"online": _of_teacher(bench) + _of_student(bench), "cached": _of_student(bench)}
+        pixels = torch.zeros(1, 3, sizes.image_size, sizes.image_size, dtype=torch.uint8)
+        engine.run.arithmetic.count(pixels, [engine.state.counted], teacher.counted)
         fresh, cached = engine.loaders, engine.task
         engine.loaders = replace(fresh, train=RepeatedBatch(fresh.train))
         engine.task = Distillation([Student(engine.state.trained, settings)], teacher, timeline=engine.run.timeline)
-        result.rows.append(_measured(bench, engine, batch, mode, "online", operations["online"]))
+        result.rows.append(_measured(bench, engine, batch, mode, "online"))
         engine.loaders, engine.task = fresh, cached
         steps = engine.steps()  # fills the cache
         for _ in range(EPOCH):
@@ -57,13 +51,13 @@ def distillation(bench: Bench, result: Result, *, batch: int, mode: str) -> None
         steps.close()
         engine.loaders = replace(fresh, train=RepeatedBatch(fresh.train))
         computed = cached.cache.misses
-        result.rows.append(_measured(bench, engine, batch, mode, "cached", operations["cached"]))
+        result.rows.append(_measured(bench, engine, batch, mode, "cached"))
     result.expect(cached.cache.misses == computed, "the filled cache holds every record")
+    about = engine.run.arithmetic.about()
+    result.expect(len(about.get("gflop_an_image", ())) == 1, f"operations are counted ({about['why_no_mfu']})")
     if bench.is_gpu:
-        name = torch.cuda.get_device_name(bench.device)
-        known = machine.peak(name)
-        result.figures |= {"peak, TFLOP/s": known[0] / 1e12 if known else f"not known for {name}"}
-        result.figures |= {"source of the peak": known[1]} if known else {}
+        result.figures |= {"peak, TFLOP/s": about.get("peak_tflops") or about["why_no_mfu"]}
+        result.figures |= {"source of the peak": about["peak_source"]} if "peak_source" in about else {}
 
 
 def fp8_teacher(bench: Bench, result: Result) -> None:
@@ -71,7 +65,7 @@ def fp8_teacher(bench: Bench, result: Result) -> None:
     raise NotChecked("not built: the kit has no fp8 teacher")
 
 
-def _measured(bench: Bench, engine: Any, batch: int, mode: str, logits: str, operations: float) -> dict[str, Any]:
+def _measured(bench: Bench, engine: Engine, batch: int, mode: str, logits: str) -> dict[str, Any]:
     """A row of the table."""
     steps = engine.steps()
     first = host_milliseconds(lambda: (next(steps), bench.synchronize()))
@@ -79,40 +73,16 @@ def _measured(bench: Bench, engine: Any, batch: int, mode: str, logits: str, ope
         torch.cuda.reset_peak_memory_stats(bench.device)
     seconds = seconds_a_step(bench, steps, 5, 10)
     steps.close()
-    size = engine.run.settings.global_batch_size
-    known = machine.peak(torch.cuda.get_device_name(bench.device)) if bench.is_gpu else None
+    size, arithmetic = engine.run.settings.global_batch_size, engine.run.arithmetic
+    done = arithmetic.window(size, size if logits == "online" else 0, seconds)
     return {
         "batch": batch,
         "models": mode,
         "logits": logits,
         "images/s": size / seconds,
         "ms a step": seconds * 1000,
-        "MFU": size / seconds * operations / known[0] if known else None,
-        "GFLOP an image": operations / 1e9,
+        "MFU": done.get("mfu"),
+        "GFLOP an image": done["tflops"] * 1000 * seconds / size if done else None,
         "peak memory, GiB": torch.cuda.max_memory_allocated(bench.device) / 2**30 if bench.is_gpu else None,
         "first step, s": first / 1000,
     }
-
-
-def _of_teacher(bench: Bench) -> float:
-    """Floating-point operations of the teacher's forward pass over an image; a multiplication and an addition are two."""
-    return _counted(bench, bench.sizes.teacher, backward=False)
-
-
-def _of_student(bench: Bench) -> float:
-    """Likewise of the student's forward and backward passes."""
-    return _counted(bench, bench.sizes.student, backward=True)
-
-
-def _counted(bench: Bench, chosen: Any, *, backward: bool) -> float:
-    """As products: a fused attention kernel may lack a formula in FlopCounterMode."""
-    model = bench.model(chosen).to(bench.device)
-    images = torch.zeros(
-        COUNTED, 3, bench.sizes.image_size, bench.sizes.image_size, dtype=torch.uint8, device=bench.device
-    )
-    counter = FlopCounterMode(display=False)
-    with sdpa_kernel(SDPBackend.MATH), counter, contextlib.nullcontext() if backward else torch.no_grad():
-        logits = model(images)
-        if backward:
-            logits.sum().backward()
-    return counter.get_total_flops() / COUNTED

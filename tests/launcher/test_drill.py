@@ -12,7 +12,8 @@ import pytest
 import launcher
 from launcher.prepare import prepare
 from launcher.runner.curves import _checksum, compare, curve, missing, other_file
-from launcher.runner.drill import HOST, MACHINE, SERVER, STOP, WORKERS, _Series, drill
+from launcher.runner.drill import Drill, Kill, _Series, drill
+from launcher.runner.kills import HOST, MACHINE, SERVER, STOP, WORKERS
 from tests.conftest import assert_nothing_left
 
 COUNTS = """
@@ -138,6 +139,37 @@ def test_the_order_of_a_safetensors_header_is_no_difference(tmp_path, one, other
     assert _checksum(tmp_path / "more.safetensors") != _checksum(tmp_path / "one.safetensors")
 
 
+def test_goodput_by_hand(script_job):
+    """20 steps of half a second; two kills, of which one costs 6 steps; twice to the end."""
+    planned = launcher.run(launcher.plan(script_job("print('done')")))
+    planned.wait()
+    kills = [Kill(WORKERS, 8, resumed_from=5, seconds=1.0), Kill(STOP, 13, resumed_from=10, seconds=1.0)]
+    found = Drill(
+        planned,
+        exact=True,
+        steps=20,
+        kills=kills,
+        step_seconds=0.5,
+        undisturbed_seconds=12.5,
+        seconds=40.0,
+        trainings=2,
+    )
+    assert found.goodput.to_dict() == pytest.approx(
+        {"share": 0.5, "seconds": 40.0, "useful": 20.0, "redone": 3.0, "undisturbed": 0.8}
+    )
+    assert (
+        "goodput 50 %, undisturbed 80 %: of 40.0 s, 20.0 s for steps that count, 3.0 s for steps done again, 17.0 s for starts, "
+        "checkpoints, evaluations and ends\n" in str(found)
+    )
+    assert found.to_dict()["goodput"]["redone"] == 3.0
+    untimed = Drill(planned, exact=True, steps=20, seconds=40.0, trainings=2)
+    assert untimed.goodput is None and untimed.to_dict()["goodput"] is None
+    assert "goodput: not measured, the script's steps were not timed" in str(untimed)
+    assert "goodput" not in str(
+        Drill(planned, exact=True, difference="it is another", seconds=40.0, trainings=1, step_seconds=0.5)
+    )
+
+
 def test_a_job_with_nothing_to_compare_is_refused(script_job, said):
     with pytest.raises(launcher.UserError, match="reported no metric"):
         drill(script_job("print('done')"), say=said.append)
@@ -228,4 +260,7 @@ def test_the_kits_classifier_resumes_bit_for_bit(tmp_path, said):
     found = drill(job, kills=2, seed=4, say=said.append)
     assert found.difference == "" and found.steps == 42, found
     assert [kill.how for kill in found.kills] == [WORKERS, STOP] and found.kills[1].resumed_from > 0
+    lost = sum(kill.at_step - kill.resumed_from for kill in found.kills)
+    assert 0 < found.goodput.share < found.goodput.undisturbed < 1, found.goodput
+    assert found.goodput.redone == pytest.approx(lost * found.step_seconds) and found.trainings == 1
     assert list(found.weights) == ["model.safetensors"] and "validation_accuracy" in curve(found.undisturbed)[42]

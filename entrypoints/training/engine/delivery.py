@@ -70,6 +70,8 @@ def deliver(
             "steps": outcome.steps,
             "stopped": outcome.stopped,
             "images_per_second": outcome.images_per_second,
+            "mfu": run.arithmetic.overall(),
+            "arithmetic": run.arithmetic.about(),
             "world_size": run.world.size,
             "device": run.world.device.type,
             "settings": asdict(run.settings),

@@ -239,7 +239,7 @@ def _report_step(losses: Sequence[Losses], states: States, place: Place, run: Ru
     waited = [grad_sync_seconds(state.trained) for state in states]
     known = [seconds for seconds in waited if seconds is not None]
     exchange = sum(known) if len(known) == len(states) else None
-    record_steps(seconds, memory, place, run, run.settings.global_batch_size, exchange)
+    utilisation = record_steps(seconds, memory, place, run, run.settings.global_batch_size, exchange)
     whole = seconds.pop("step")
     values, unsaid = metrics.line_of(found)
     values[metrics.IMAGES_PER_SECOND.name] = run.settings.global_batch_size / whole
@@ -247,7 +247,8 @@ def _report_step(losses: Sequence[Losses], states: States, place: Place, run: Ru
         values[metrics.TEACHER_SHARE.name] = seconds["teacher_forward"] / whole
     phases = {f"{phase}_s": round(value, 6) for phase, value in seconds.items()}
     said = {name: phases.pop(name) for name in metrics.STEP_LINE if name in phases}
-    run.report.metrics(*place, {**values, **said, **memory}, {**unsaid, **phases})
+    used = {metrics.MFU.name: utilisation.pop("mfu")} if "mfu" in utilisation else {}
+    run.report.metrics(*place, {**values, **used, **said, **memory}, {**unsaid, **phases, **utilisation})
 
 
 def record_steps(
@@ -257,14 +258,18 @@ def record_steps(
     run: Run,
     images: int,
     waited: float | None = None,
-) -> None:
+) -> dict[str, float]:
     """This rank's own line of the window.
 
     Args:
         seconds: as Timeline.window gives them.
         images: of a step, over all processes.
         waited: seconds a step for other ranks' gradients. None: not measured.
+
+    Returns:
+        How much arithmetic that was, as `Arithmetic.window` gives it.
     """
+    utilisation = run.arithmetic.window(images / run.world.size, run.timeline.answered, seconds["step"])
     shown = {**seconds}
     of_workers = run.timeline.worker_cpu
     used = {"cpu_seconds": shown.pop("cpu") - of_workers, "worker_cpu_seconds": of_workers}  # no phases: of all threads
@@ -274,9 +279,9 @@ def record_steps(
     speed = {"images_per_second": images / seconds["step"]}
     slowed = {"profiled": True} if run.operators.slowed() else {}
     served: dict[str, Any] = {"servers": run.servers.window()} if run.servers is not None else {}
-    run.record.steps(
-        place[0], place[2], shown, {**window, **speed, **used, **run.timeline.scheduling, **memory, **slowed, **served}
-    )
+    extra = {**window, **speed, **used, **utilisation, **run.timeline.scheduling, **memory, **slowed, **served}
+    run.record.steps(place[0], place[2], shown, extra)
+    return utilisation
 
 
 def _evaluate(evaluate: Evaluate, states: States, place: Place, run: Run) -> dict[str, dict[str, Any]]:

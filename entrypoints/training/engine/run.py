@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+import torch
 from launcher_observer.system.monitor import system_monitor
 
 from training.data.broken import LISTING
@@ -14,6 +15,7 @@ from training.distributed.rendezvous import read_place
 from training.distributed.stop_flag import StopSignal
 from training.distributed.world import World, process_group
 from training.engine.checkpoints import Checkpoints
+from training.measure.arithmetic import Arithmetic, Counted
 from training.measure.operators import OperatorWindow
 from training.measure.sagemaker_profiler import SageMakerProfiler
 from training.measure.timeline import Timeline
@@ -42,6 +44,7 @@ class Run:
     record: TimelineRecord
     operators: OperatorWindow
     profiler: SageMakerProfiler
+    arithmetic: Arithmetic
     servers: ImageServers | None = None
     """Of a job whose training images other hosts make."""
 
@@ -92,8 +95,33 @@ def open_run(settings: Settings, environment: Environment, world: World) -> tupl
     operators = OperatorWindow(settings, world, environment.output_data_dir, report.say)
     profiler = SageMakerProfiler(settings, world.device, report.say)
     timeline = Timeline(world.device)
-    stop = StopSignal(world)
-    return settings, Run(settings, environment, world, report, stop, checkpoints, timeline, record, operators, profiler)
+    run = Run(
+        settings,
+        environment,
+        world,
+        report,
+        StopSignal(world),
+        checkpoints,
+        timeline,
+        record,
+        operators,
+        profiler,
+        Arithmetic(world.device),
+    )
+    return settings, run
+
+
+def count_arithmetic(run: Run, image: torch.Tensor, trained: Iterable[Counted], asked: Iterable[Counted] = ()) -> None:
+    """Count the operations of a run's models, and record them; from here on its windows have their utilisation.
+
+    Args:
+        image, trained, asked: as `Arithmetic.count` takes them.
+    """
+    run.arithmetic.count(image, trained, asked)
+    about = run.arithmetic.about()
+    run.record.write("arithmetic", **about)
+    if about["why_no_mfu"]:
+        run.report.say(f"no MFU: {about['why_no_mfu']}")
 
 
 def total_steps(settings: TrainingSettings, images: int) -> int:

@@ -16,6 +16,7 @@ from training.distributed.world import World
 from training.engine import optimizers
 from training.engine.random_state import RandomNumbers, seed_of
 from training.engine.schedules import warmup_cosine
+from training.measure.arithmetic import Counted
 from training.models import precision
 from training.models.compiled import StaticBatch
 from training.models.features import WithFeatures
@@ -54,6 +55,11 @@ class TrainingState:
     def evaluated(self) -> Normalized:
         """The model that is evaluated and exported: the average of the weights where one is kept."""
         return self.model if self.average is None else cast(Normalized, self.average.module)  # a copy of the model
+
+    @property
+    def counted(self) -> Counted:
+        """As measure/arithmetic.py counts it."""
+        return self.trainable, self.precision.name
 
     @functools.cached_property
     def evaluator(self) -> nn.Module:

@@ -45,6 +45,9 @@ class Timeline:
         self._slowest = 0.0
         self.steps, self.slowest_step, self.worker_cpu = 0, 0.0, 0.0
         """Of the last window: its steps, seconds of the longest one, and CPU seconds a step of the workers."""
+        self.answered = 0.0
+        """Likewise: images a step that the teacher answered for."""
+        self._answered = 0
         self.scheduling: dict[str, float] = {}
         """Of a window but the first: CPU time and run-queue delay a step, as `DrivingThreads.a_step` returns them."""
 
@@ -89,6 +92,10 @@ class Timeline:
             self._began = ended
         self._since, self._cpu_since = now, cpu
 
+    def asks(self, images: int) -> None:
+        """The teacher answers for so many images now."""
+        self._answered += images
+
     def window(self) -> dict[str, float]:
         """Mean seconds a step since the last call, of the whole `step` and of each phase; and `cpu`, the CPU seconds of this
         process and its workers, all threads together. Waits for what the device was given so far."""
@@ -102,6 +109,7 @@ class Timeline:
         of_workers = max(0.0, self._worker_cpu - before)  # less where a worker has ended
         self._seconds["cpu"] += of_workers
         self.worker_cpu = of_workers / self._steps
+        self.answered, self._answered = self._answered / self._steps, 0
         self.scheduling = {} if self._threads is None else self._threads.a_step(self._seconds["step"] / self._steps)
         self._threads = self._threads or DrivingThreads()
         means = {name: seconds / self._steps for name, seconds in self._seconds.items()}

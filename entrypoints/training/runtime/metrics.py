@@ -65,6 +65,12 @@ LEARNING_RATE = Metric("learning_rate", "", "Of the step, after the schedule")
 IMAGES_PER_SECOND = Metric(
     "images/s", "images/s", "Over all processes", sagemaker="images_per_second", shown="{:.0f} images/s"
 )
+MFU = Metric(
+    "mfu",
+    "fraction",
+    "Model FLOP utilisation: the models' own arithmetic, of what the device could do in that time; where its peak is known",
+    shown="MFU {:.0%}",
+)
 VALIDATION_LOSS = Metric("validation_loss", "nats", "Cross-entropy on the held-out images", signed=True)
 ACCURACY = Metric(
     "validation_accuracy", "fraction", "Held-out images of the right class", shown="accuracy {:.1%}", is_curve=True
@@ -119,6 +125,7 @@ METRICS = (
     LABELS_FOUND,
     LABELS_COMPUTED,
     IMAGES_PER_SECOND,
+    MFU,
     Metric("steps/s", "steps/s", "Of a script that the observer follows", sagemaker=None, shown="{:.3g} steps/s"),
     TEACHER_SHARE,
     Metric("data_wait_s", "s", "Waiting for data, a step", phase="data_wait"),

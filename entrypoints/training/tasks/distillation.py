@@ -132,6 +132,7 @@ class Distillation:
             raise ValueError(
                 f"the label bank in {self.cache.where} was whole when the run began, and lacks answers now: {FILL}"
             )
+        self.timeline.asks(len(images))
         return asked_of(self.teacher.to(images.device), self.students[0].settings)(images)
 
 

@@ -101,6 +101,11 @@ def label(teacher: Callable[[torch.Tensor], Output], bank: TeacherCache, loaders
     if not world.any(bank.writable):
         raise ValueError(f"{bank.where} is read-only: set teacher_cache.where to a folder that can be written")
     a_view = -(-len(batches.of_view(1)) // world.size)
+
+    def asked(images: torch.Tensor) -> Output:
+        timeline.asks(len(images))
+        return teacher(images)
+
     steps, size, stopped, found = bank.views * a_view, batches.batch_size_per_device, False, 0
     for view in range(1, bank.views + 1):
         images = batches.of_view(view)
@@ -112,7 +117,7 @@ def label(teacher: Callable[[torch.Tensor], Output], bank: TeacherCache, loaders
         timeline.start()
         for batch in on_device(iter(loaders.train), world, timeline) if len(batches) else ():
             with timeline.phase("teacher_forward"):
-                bank.fill(batch, teacher)
+                bank.fill(batch, asked)
             step += 1
             failure.progress.step = step
             run.record.first_step(step, loaders.workers.count)
@@ -161,6 +166,8 @@ def deliver_bank(
             "labels_computed": labelled.computed,
             "stopped": labelled.stopped,
             "images_per_second": labelled.images_per_second,
+            "mfu": run.arithmetic.overall(),
+            "arithmetic": run.arithmetic.about(),
             "teacher": taught,
             "world_size": run.world.size,
             "device": run.world.device.type,
@@ -178,12 +185,14 @@ def _report(images: int, counts: tuple[int, int], place: Place, run: Run) -> Non
     run.timeline.step()
     seconds = run.timeline.window()
     memory = {metrics.MEMORY.name: peak_memory(run.world.device) / 2**30}
-    record_steps(seconds, memory, place, run, images)
+    utilisation = record_steps(seconds, memory, place, run, images)
     whole = seconds.pop("step")
     values = dict(zip((metrics.LABELS_FOUND.name, metrics.LABELS_COMPUTED.name), counts))
     phases = {f"{phase}_s": round(value, 6) for phase, value in seconds.items()}
     said = {name: phases.pop(name) for name in metrics.STEP_LINE if name in phases}
-    run.report.metrics(*place, {**values, metrics.IMAGES_PER_SECOND.name: images / whole, **said, **memory}, phases)
+    speed = {metrics.IMAGES_PER_SECOND.name: images / whole}
+    speed |= {metrics.MFU.name: utilisation.pop("mfu")} if "mfu" in utilisation else {}
+    run.report.metrics(*place, {**values, **speed, **said, **memory}, {**phases, **utilisation})
 
 
 def _link(file: Path, target: Path) -> None:

@@ -97,6 +97,7 @@ class Segmentation:
 
     def _ask(self, images: torch.Tensor) -> Output:
         assert self.teacher is not None
+        self.timeline.asks(len(images))
         return asked_of(self.teacher.to(images.device), self.settings)(images)
 
 

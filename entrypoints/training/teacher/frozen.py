@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from training.measure.arithmetic import Counted
 from training.models import segmenter, timm_models
 from training.models.compiled import StaticBatch
 from training.models.export import hash_weights, read_description
@@ -73,6 +74,11 @@ class FrozenModel:
             output = self._output(images)
             logits, features = output if isinstance(output, tuple) else (output, None)
             return logits.float(), None if features is None else features.float()
+
+    @property
+    def counted(self) -> Counted:
+        """As measure/arithmetic.py counts it."""
+        return self._called, self.precision
 
     def digest(self) -> str:
         """SHA-256 of all that the logits depend on but the images, whatever file and device hold the weights."""
@@ -142,6 +148,11 @@ class Teacher:
     def parameters(self) -> int:
         """Number of parameters of all its models."""
         return sum(timm_models.parameter_count(member.model) for member in self.members)
+
+    @property
+    def counted(self) -> list[Counted]:
+        """Its models, as measure/arithmetic.py counts them."""
+        return [member.counted for member in self.members]
 
     @property
     def memory_bytes(self) -> int:

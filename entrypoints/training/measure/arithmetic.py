@@ -1,0 +1,199 @@
+"""How much arithmetic the models of a step do, and which share of the device's peak that is: the model FLOP utilisation (MFU).
+
+MFU is defined in Chowdhery et al. 2022 (https://arxiv.org/abs/2204.02311, appendix B). What counts is the models' own arithmetic: forward
+and backward passes of what trains, forward passes of a teacher for the images that it answers for. What does not: an optimizer, losses,
+augmentation, evaluations, and whatever a run computes twice. A multiplication and an addition are two operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from training.runtime import accelerator
+
+Counted = tuple[nn.Module, str]
+"""A model, uncompiled, and the precision that it computes in: fp32, tf32, bf16 or fp16."""
+
+IMAGES = 2
+"""Of the pass that is counted: BatchNorm takes no fewer."""
+
+
+class Peak(NamedTuple):
+    """What a kind of GPU can do at most, without sparsity."""
+
+    name: str
+    """A part of the device's name, as CUDA gives it."""
+    teraflops: dict[str, float]
+    """By precision; one that is not here the device lacks."""
+    source: str
+    """NVIDIA's own table. From Ampere on those of data centers give tensor cores with sparsity, twice these."""
+
+
+PEAKS = (
+    Peak(
+        "V100-SXM",
+        {"fp32": 15.7, "fp16": 125.0},
+        "https://images.nvidia.com/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf",
+    ),
+    Peak("Tesla T4", {"fp32": 8.1, "fp16": 65.0}, "https://www.nvidia.com/en-us/data-center/tesla-t4/"),
+    Peak(
+        "A100",
+        {"fp32": 19.5, "tf32": 156.0, "bf16": 312.0, "fp16": 312.0},
+        "https://www.nvidia.com/en-us/data-center/a100/",
+    ),
+    Peak(
+        "NVIDIA L40S",
+        {"fp32": 91.6, "tf32": 183.0, "bf16": 362.0, "fp16": 362.0},
+        "https://www.nvidia.com/en-us/data-center/l40s/",
+    ),
+    Peak(
+        "NVIDIA L4",
+        {"fp32": 30.3, "tf32": 60.0, "bf16": 121.0, "fp16": 121.0},
+        "https://www.nvidia.com/en-us/data-center/l4/",
+    ),
+    Peak(
+        "H100 80GB HBM3",
+        {"fp32": 67.0, "tf32": 494.5, "bf16": 989.0, "fp16": 989.0},
+        "https://www.nvidia.com/en-us/data-center/h100/",
+    ),
+    Peak(
+        "NVIDIA H200",
+        {"fp32": 67.0, "tf32": 494.5, "bf16": 989.0, "fp16": 989.0},
+        "https://www.nvidia.com/en-us/data-center/h200/",
+    ),
+)
+"""The first whose name is part of the device's counts. Others are left out, not guessed: of the A10G two tables of NVIDIA's differ by a
+factor of 1.8, the NVL forms of H100 and H200 are slower than these, and of the CPU it is the clock under load that nobody states."""
+
+SLOWER_FORMS = ("NVL",)
+"""Words in a device's name that make it another one than those of PEAKS."""
+
+
+def peak(device_name: str | None) -> Peak | None:
+    """The peak of a device, by the name that CUDA gives it; None: it is not known, or the device is a CPU (None)."""
+    if device_name is None or any(word in device_name for word in SLOWER_FORMS):
+        return None
+    return next((one for one in PEAKS if one.name in device_name), None)
+
+
+def operations(model: nn.Module, image: torch.Tensor, *, trains: bool) -> float:
+    """Floating-point operations of a model for one image, counted by torch on shapes alone: nothing is computed, and no weight, buffer,
+    gradient or random number changes.
+
+    Args:
+        image: (1, channels, height, width), as the model takes it.
+        trains: with the backward pass, of the parameters that have gradients.
+
+    Raises:
+        Exception: whatever the model raises where it needs more than shapes.
+        ImportError: torch is older than 2.1, and cannot count.
+    """
+    from torch.func import functional_call  # here, as the next: both are slow to import
+    from torch.utils.flop_counter import FlopCounterMode
+
+    def of_shape(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(tensor, device="meta").requires_grad_(trains and tensor.requires_grad)
+
+    shapes = {name: of_shape(tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    images = torch.empty((IMAGES, *image.shape[1:]), dtype=image.dtype, device="meta")
+    counter = FlopCounterMode(display=False)
+    with counter, torch.set_grad_enabled(trains):
+        output = functional_call(model, shapes, (images,))
+        if trains:
+            outputs = output if isinstance(output, tuple) else (output,)
+            torch.stack([part.float().sum() for part in outputs]).sum().backward()
+    return float(counter.get_total_flops()) / IMAGES
+
+
+class Arithmetic:
+    """Of a process: what its models compute a step, and how fast its device could.
+
+    Where models compute in several precisions, MFU is the time that their arithmetic takes at each one's peak over the time that it took.
+    """
+
+    def __init__(self, device: torch.device):
+        self._name = accelerator.name(device)
+        self._peak = peak(self._name)
+        self._trained: list[tuple[float, str]] = []
+        self._asked: list[tuple[float, str]] = []
+        self._why_not = "the run has not counted its models' operations"
+        self._ideal = self._seconds = 0.0
+        self._windows = 0
+
+    def count(self, image: torch.Tensor, trained: Iterable[Counted], asked: Iterable[Counted] = ()) -> None:
+        """Count the operations of a run's models.
+
+        Args:
+            image: (1, channels, height, width), as they take it.
+            trained: what a step trains.
+            asked: the teacher's models.
+        """
+        try:
+            self._trained = [
+                (operations(model, image, trains=True), self._used(precision)) for model, precision in trained
+            ]
+            self._asked = [
+                (operations(model, image, trains=False), self._used(precision)) for model, precision in asked
+            ]
+            self._why_not = ""
+        except ImportError:
+            self._why_not = f"torch {torch.__version__} does not count operations: 2.1 and later do"
+        except Exception as error:  # a model may do anything, and training does not need the number
+            first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+            self._why_not = f"the models' operations could not be counted: {first}"
+
+    def window(self, images: float, asked: float, seconds: float) -> dict[str, float]:
+        """The utilisation over a window of steps.
+
+        Args:
+            images: of a step, those of this process.
+            asked: of these, how many the teacher answered for.
+            seconds: of a step.
+
+        Returns:
+            `tflops`, the models' own arithmetic in TFLOP/s, and `mfu`, 0 to 1: each where it is known.
+        """
+        if self._why_not:
+            return {}
+        done = [(images * each, precision) for each, precision in self._trained]
+        done += [(asked * each, precision) for each, precision in self._asked]
+        found = {"tflops": sum(count for count, _ in done) / seconds / 1e12}
+        if self._no_peak:
+            return found
+        assert self._peak is not None
+        ideal = sum(count / self._peak.teraflops[precision] / 1e12 for count, precision in done)
+        self._windows += 1
+        if self._windows > 1:  # the first one has the warm-up
+            self._ideal, self._seconds = self._ideal + ideal, self._seconds + seconds
+        return {**found, "mfu": ideal / seconds}
+
+    def _used(self, precision: str) -> str:
+        """The precision of matrix products where fp32 may be tf32: training/models/precision.py sets that for the whole process."""
+        has_it = self._peak is not None and "tf32" in self._peak.teraflops
+        return "tf32" if precision == "fp32" and has_it and torch.backends.cuda.matmul.allow_tf32 else precision
+
+    @property
+    def _no_peak(self) -> str:
+        """Why there is no MFU, though operations were counted; "" where there is one."""
+        if self._peak is None:
+            return f"no peak is known for this device ({self._name or 'CPU'})"
+        lacking = {precision for _, precision in (*self._trained, *self._asked)} - {*self._peak.teraflops}
+        return f"no peak is known for {', '.join(sorted(lacking))} on this device ({self._name})" if lacking else ""
+
+    def about(self) -> dict[str, Any]:
+        """What a record of the run says of it: operations of an image, peaks with their source, and why there is no MFU, "" where it is
+        known."""
+        known = {"gflop_an_image": [each / 1e9 for each, _ in self._trained]} if not self._why_not else {}
+        asked = {"teacher_gflop_an_image": [each / 1e9 for each, _ in self._asked]} if self._asked else {}
+        used = {precision for _, precision in (*self._trained, *self._asked)}
+        peaks = {name: value for name, value in (self._peak.teraflops if self._peak else {}).items() if name in used}
+        sourced = {"peak_tflops": peaks, "peak_source": self._peak.source} if self._peak and peaks else {}
+        return {**known, **asked, **sourced, "why_no_mfu": self._why_not or self._no_peak}
+
+    def overall(self) -> float | None:
+        """MFU of all logged windows but the first, of this process's device; None: not known."""
+        return self._ideal / self._seconds if self._seconds else None
