@@ -28,13 +28,18 @@ def main(settings: LabellingSettings) -> None:
         channels = settings.image_channels
         data = open_images(settings, environment, channels)
         run.report.say_all(data.notes)
+        run.record.passed("images")
         teacher = load_teacher(settings, environment, data.classes, channels).to(world.device)
+        run.record.passed("models")
         bank = open_cache(settings, teacher, data, environment, world)
+        run.record.passed("label_bank")
         assert bank is not None, "as the settings say"
         count_arithmetic(run, example(data, world.device), [], teacher.counted)
         loaders = labelling_loaders(data, memory_needed(teacher, data, world.device), bank.views, run)
+        run.record.passed("memory")
         metrics = evaluate(teacher, held_out_for_teacher(settings, data, loaders, world), world)
         taught = acceptance.accept(teacher, metrics, settings.min_teacher_accuracy, settings.teacher_number_format, say)
+        run.record.passed("teacher")
         say(bank.say())
         deliver_bank(bank, label(asked_of(teacher, settings), bank, loaders, run), data, run, taught)
 

@@ -36,15 +36,20 @@ def main(settings: PixelLabellingSettings) -> None:
             output=environment.output_data_dir,
         )
         run.report.say_all(data.notes)
+        run.record.passed("images")
         teacher = load_teacher(settings, environment, data.classes, channels).to(world.device)
+        run.record.passed("models")
         bank = open_cache(settings, teacher, data, environment, world)
+        run.record.passed("label_bank")
         assert bank is not None and isinstance(bank.layout, PixelLayout), "as the settings say"
         count_arithmetic(run, example(data, world.device), [], teacher.counted)
         loaders = labelling_loaders(
             data, memory_needed(teacher, data, world.device, bank.layout.packing_bytes), bank.views, run
         )
+        run.record.passed("memory")
         found = measured(teacher, loaders.validation, settings, data.classes, world)
         taught = acceptance.accept(teacher, found, settings.min_teacher_miou, settings.teacher_number_format, say)
+        run.record.passed("teacher")
         say(bank.say())
         deliver_bank(bank, label(asked_of(teacher, settings), bank, loaders, run), data, run, taught)
 

@@ -43,17 +43,20 @@ def main(settings: ClassifierSettings) -> None:
         )
         data = open_images(settings)
         run.report.say_all(data.notes)
+        run.record.passed("images")
         model = start.build(settings.model, settings.model_options, data.classes, settings.pretrained, environment)
         if settings.trained_layers == "head":
             model.train_head_alone()
         say(f"model {settings.model}: {timm_models.parameter_count(model):,} parameters, {len(data.classes)} classes")
         steps = total_steps(settings, data.epoch_images)
         state = prepare(model, settings, steps, world)
+        run.record.passed("models")
         count_arithmetic(run, memory.example(data, world.device), [state.counted])
         now, without = memory.measure([state], data)
         bare = Classification(state.model, settings.label_smoothing, Timeline(world.device))
         opened = fitting_loaders(bare, [state], data, now, without, run)
         loaders = opened(settings, say=say)
+        run.record.passed("memory")
         probed = {}
         if settings.probe_input_images:
             alone = loaders

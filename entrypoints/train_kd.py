@@ -50,15 +50,18 @@ def main(settings: DistillationSettings) -> None:
         each, channels = variants(settings), settings.image_channels
         data = open_images(settings, environment, channels)
         run.report.say_all(data.notes)
+        run.record.passed("images")
         steps, image = total_steps(settings, data.epoch_images), memory.example(data, world.device)
         teacher = remote = None
         bank = open_complete_bank(settings, data, environment, world)
+        run.record.passed("label_bank")
         if settings.teacher_servers is not None:
             remote = ask_servers(settings, data, channels, run)
         elif bank is None and any(own.has_teacher for own in each.values()):
             teacher = load_teacher(settings, environment, data.classes, channels).to(world.device)
         students = Students(each, teacher, data.classes, environment, image, steps, world, say)
         states = students.states
+        run.record.passed("models")
         count_arithmetic(run, image, [state.counted for state in states], teacher.counted if teacher else ())
         now, without = memory.measure(states, data)
         if teacher is not None:
@@ -73,6 +76,7 @@ def main(settings: DistillationSettings) -> None:
             views = settings.views_per_decode  # the first ones: one batch over and over is of these
         opened = fitting_loaders(bare, states, data, now, without, run, views=views)
         loaders = opened(settings, say=say)
+        run.record.passed("memory")
         features.require_enough(settings, loaders.train_batches.batch_size_per_device)
         cache = taught = None
         if bank is not None:
@@ -92,8 +96,10 @@ def main(settings: DistillationSettings) -> None:
             taught = acceptance.accept(
                 asked, metrics, settings.min_teacher_accuracy, settings.teacher_number_format, say
             )
+            run.record.passed("teacher")
         if teacher is not None:
             cache = open_cache(settings, teacher, data, environment, world)
+            run.record.passed("label_bank")
             if cache is not None:
                 say(cache.say())
         task = distillation(students.trained, teacher, cache, timeline=run.timeline, layout=layout)

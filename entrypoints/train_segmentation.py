@@ -50,6 +50,7 @@ def main(settings: SegmentationSettings) -> None:
             output=environment.output_data_dir,
         )
         run.report.say_all(data.notes)
+        run.record.passed("images")
         model = segmenter.build(
             settings.model,
             settings.model_options,
@@ -64,6 +65,7 @@ def main(settings: SegmentationSettings) -> None:
             teacher = load_teacher(settings, environment, data.classes, channels).to(world.device)
         beside = features.learner(model, teacher, settings, image)
         state = prepare(model, settings, steps, world, beside=beside)
+        run.record.passed("models")
         count_arithmetic(run, image, [state.counted], teacher.counted if teacher else ())
         now, without = memory.measure([state], data)
         if teacher is not None:
@@ -75,6 +77,7 @@ def main(settings: SegmentationSettings) -> None:
         views = settings.teacher_cache.views if settings.teacher_cache else None
         opened = fitting_loaders(bare, [state], data, now, without, run, views=views)
         loaders = opened(settings, say=say)
+        run.record.passed("memory")
         features.require_enough(settings, loaders.train_batches.batch_size_per_device)
         task, untaught = (Segmentation(state.trained, one, settings, world, run.timeline) for one in (teacher, None))
         if settings.probe_seconds:  # without a cache: measured is the pass that fills it
@@ -93,7 +96,9 @@ def main(settings: SegmentationSettings) -> None:
             minimum, number_format = settings.min_teacher_miou, settings.teacher_number_format
             found = measured(teacher, loaders.validation, settings, data.classes, world)
             taught = acceptance.accept(teacher, found, minimum, number_format, say)
+            run.record.passed("teacher")
             cache = open_cache(settings, teacher, data, environment, world)
+            run.record.passed("label_bank")
             if cache is not None:
                 say(cache.say())
                 task = Segmentation(state.trained, teacher, settings, world, run.timeline, cache)

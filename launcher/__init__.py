@@ -12,24 +12,23 @@ plan quickstart-teacher-...
 'pvt_v2_b0'
 """
 
+import importlib
 from typing import TYPE_CHECKING
 
-from launcher import study
-from launcher.backends.plans import check, plan, upload
-from launcher.config.issues import Issue, UserError
-from launcher.config.job import Job
-from launcher.config.loading import from_values, load
-from launcher.insight.diagnose import numpy_needed
-from launcher.planner.plan import Plan
-from launcher.runner.diagnose import diagnose
-from launcher.runner.replay import diff, replay, resume
-from launcher.runner.run import Run, attach, runs
-from launcher.runner.run import start as run
-from launcher.runner.unfinished import resume_unfinished
-
 if TYPE_CHECKING:
+    from launcher import study
+    from launcher.backends.plans import check, plan, upload
+    from launcher.config.issues import Issue, UserError
+    from launcher.config.job import Job
+    from launcher.config.loading import from_values, load
     from launcher.insight.comparison import Comparison
     from launcher.insight.diagnosis import Diagnosis
+    from launcher.planner.plan import Plan
+    from launcher.runner.diagnose import diagnose
+    from launcher.runner.replay import diff, replay, resume
+    from launcher.runner.run import Run, attach, runs
+    from launcher.runner.run import start as run
+    from launcher.runner.unfinished import resume_unfinished
     from launcher.study.tune_study import tune
 
 __all__ = [
@@ -58,18 +57,48 @@ __all__ = [
 ]
 
 
+PLACES = {
+    "Comparison": "launcher.insight.comparison:Comparison",
+    "Diagnosis": "launcher.insight.diagnosis:Diagnosis",
+    "Issue": "launcher.config.issues:Issue",
+    "Job": "launcher.config.job:Job",
+    "Plan": "launcher.planner.plan:Plan",
+    "Run": "launcher.runner.run:Run",
+    "UserError": "launcher.config.issues:UserError",
+    "attach": "launcher.runner.run:attach",
+    "check": "launcher.backends.plans:check",
+    "diagnose": "launcher.runner.diagnose:diagnose",
+    "diff": "launcher.runner.replay:diff",
+    "from_values": "launcher.config.loading:from_values",
+    "load": "launcher.config.loading:load",
+    "plan": "launcher.backends.plans:plan",
+    "replay": "launcher.runner.replay:replay",
+    "resume": "launcher.runner.replay:resume",
+    "resume_unfinished": "launcher.runner.unfinished:resume_unfinished",
+    "run": "launcher.runner.run:start",
+    "runs": "launcher.runner.run:runs",
+    "tune": "launcher.study.tune_study:tune",
+    "upload": "launcher.backends.plans:upload",
+}
+"""Where each name above is, module:name. It is imported when it is first asked for, so that a program pays for what it uses."""
+
+
 def __getattr__(name: str) -> object:
-    """Import what needs numpy on first use."""
-    if name == "Comparison":
-        from launcher.insight import comparison
-
-        return comparison.Comparison
-    if name == "Diagnosis":
-        from launcher.insight import diagnosis
-
-        return diagnosis.Diagnosis
+    if name == "study":
+        return importlib.import_module("launcher.study")
+    if name not in PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, _, there = PLACES[name].partition(":")
     if name == "tune":
-        with numpy_needed("tune"):
-            from launcher.study import tune_study
-        return tune_study.tune
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from launcher.insight.diagnose import numpy_needed
+
+        with numpy_needed(name):
+            found: object = getattr(importlib.import_module(module), there)
+    else:
+        found = getattr(importlib.import_module(module), there)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -34,6 +34,9 @@ class TimelineFile:
         """
         self.path = folder / f"timeline-{rank}.jsonl"
 
+    parts: dict[str, float] | None = None
+    """What passed before the first step, seconds by its name; None: not known."""
+
     def first_step(self, step: int, workers: int | None, ended: float | None = None) -> None:
         """This process's first step.
 
@@ -42,7 +45,8 @@ class TimelineFile:
             ended: Unix seconds; now if not given.
         """
         ended = time.time() if ended is None else ended
-        self.write("first_step", step=step, ended=ended, seconds=ended - process_started(), workers=workers)
+        known = {} if self.parts is None else {"parts": {name: round(value, 3) for name, value in self.parts.items()}}
+        self.write("first_step", step=step, ended=ended, seconds=ended - process_started(), workers=workers, **known)
 
     def steps(
         self,

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.insight import page, report_text, roofline, servers, summary
+from launcher.insight import beginning, page, report_text, roofline, servers, summary
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding
 from launcher.insight.measurements import Measurements
@@ -77,6 +77,10 @@ class Diagnosis:
             "not_measured": [asdict(missing) for missing in self.report.not_measured],
             "step_seconds": evidence.step_seconds,
             "roofline": roofline.to_dict(evidence),
+            "start": {
+                "seconds": evidence.facts.get("seconds_to_first_step"),
+                "parts": dict(beginning.parts(evidence)),
+            },
             "phases": {
                 name: {"seconds": seconds, "share": share} for name, seconds, share in summary.phase_rows(evidence)
             },

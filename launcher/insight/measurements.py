@@ -119,7 +119,8 @@ class Measurements:
     """A script that is not the kit's; None: one of the kit's, which measures itself."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What else is known: result.json's values; world_size, device, device_name, backend, torch, threads, instance_type,
-    seconds_to_first_step (of the slowest rank, from its process's start) and num_workers (of each process, as they ran); of a run
+    seconds_to_first_step (of the slowest rank, from its process's start), parts_to_first_step (of the same, by the names of
+    training/runtime/metrics.py) and num_workers (of each process, as they ran); of a run
     also state, hosts, serving_hosts (the names of those outside the training groups), serving_groups (index among the config's, type and
     count of each group of those), training_group (the index of the first that trains), one_machine (whether all hosts share one),
     started_by, code (a checksum of its source package) and inputs (the config's)."""

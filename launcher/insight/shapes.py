@@ -73,6 +73,7 @@ class FirstStepShape(TypedDict):
     __pydantic_config__ = STRICT  # type: ignore[misc]  # pydantic reads it on a TypedDict
     seconds: Seconds
     workers: Count | None
+    parts: NotRequired[dict[str, Seconds]]
 
 
 class StallShape(TypedDict):
@@ -231,6 +232,7 @@ class FactsShape(TypedDict, total=False):
     threads: Count
     training_images: Count
     seconds_to_first_step: Seconds
+    parts_to_first_step: dict[str, Seconds]
     backend: str
     device: str
     device_name: str

@@ -111,8 +111,9 @@ def _read_one(file: Path, each: int, ranks: Ranks) -> None:
                         windows.append(event)
                 elif kind == "first_step":
                     shapes.FIRST_STEP.validate_python(event)
-                    slowest = ranks.facts.get("seconds_to_first_step", 0.0)
-                    ranks.facts["seconds_to_first_step"] = max(slowest, event["seconds"])
+                    if event["seconds"] >= ranks.facts.get("seconds_to_first_step", 0.0):
+                        ranks.facts["seconds_to_first_step"] = event["seconds"]
+                        ranks.facts["parts_to_first_step"] = event.get("parts", {})
                     ranks.facts["num_workers"] = event["workers"]
                 elif kind == "setup":
                     setups.append(shapes.SETUP.validate_python(event))

@@ -130,6 +130,9 @@ def metric_names() -> str:
     lines += [
         _row(f"`{phase.name}`", f"`{phase.inside}`" * bool(phase.inside), phase.meaning) for phase in metrics.PHASES
     ]
+    lines += ["", "## Until the first step", "", "A rank's timeline has their seconds, from its process's start.", ""]
+    lines += ["| part | what passes |", "| --- | --- |"]
+    lines += [_row(f"`{name}`", f"{meaning[0].upper()}{meaning[1:]}") for name, meaning in metrics.START.items()]
     return "\n".join([*lines, ""])
 
 

@@ -15,7 +15,7 @@ from training.measure.arithmetic import PEAKS, Arithmetic, operations, peak
 from training.models.features import WithFeatures
 from training.models.precision import Precision
 from training.models.timm_models import Normalized, build, choose_attention
-from training.runtime import accelerator
+from training.runtime import accelerator, metrics
 from training.teacher.frozen import FrozenModel, Teacher
 
 import launcher
@@ -251,6 +251,11 @@ def test_a_run_records_what_it_computes_and_of_a_teacher_only_what_it_was_asked(
     assert result["arithmetic"] == {**about, "why_no_mfu": "no peak is known for this device (CPU)"}
     assert any("no MFU: no peak is known for this device (CPU)" in line for _, line in student.logs())
     diagnosis = student.diagnose()
+    begun = diagnosis.to_dict()["start"]
+    assert {*begun["parts"]} == {*metrics.START} and sum(begun["parts"].values()) == pytest.approx(
+        begun["seconds"], abs=0.2
+    )
+    assert f"first step after {begun['seconds']:.1f} s: " in str(diagnosis)
     assert "TFLOP/s a process; no MFU: no peak is known for this device (CPU)" in str(diagnosis)
     found = json.loads(json.dumps(diagnosis.to_dict()["roofline"]))
     assert found["mfu"] is None and found["tflops"] > 0 and found["gflop_an_image"] == about["gflop_an_image"]

@@ -17,6 +17,7 @@ from training.distributed.world import World
 from training.measure import debugger
 from training.measure.debugger import register_hook
 from training.measure.timeline_record import TimelineRecord
+from training.runtime import metrics
 from training.settings.scripts import TrainingSettings
 
 from tests.entrypoints.ranks import run_ranks
@@ -43,6 +44,10 @@ def test_a_rank_tells_its_windows_and_pauses_in_order(tmp_path):
     start, first, *rest = found
     assert (start["rank"], start["node"], start["world_size"], start["device"]) == (0, "algo-1", 1, "cpu")
     assert start["settings"]["log_every"] == 4 and start["process_started"] < first["ended"]
+    assert {*first["parts"]} <= {*metrics.START} and [*first["parts"]][-1] == "first_step"
+    assert sum(first["parts"].values()) == pytest.approx(first["seconds"], abs=0.1), (
+        "nothing is left out, nothing counts twice"
+    )
     assert start["not_measured"] == {"grad_sync": "a single process exchanges nothing"}
     windows = [event for event in rest if event["kind"] == "steps"]
     assert [event["extra"]["steps"] for event in windows] == [4, 4, 4, 3] and windows[1]["epoch"] == 2

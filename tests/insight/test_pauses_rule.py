@@ -190,6 +190,14 @@ def test_a_slow_start_is_told_what_of_it_the_run_does(settings, first):
     assert str(start(200.0, settings=settings).fixes[0]).startswith(first)
 
 
+def test_a_slow_start_names_the_part_that_takes_most_of_it():
+    parts = {"imports": 20.0, "images": 150.0, "models": 25.0, "memory": 0.01, "first_step": 5.0}
+    found = pauses.start(Evidence(planted(facts={"seconds_to_first_step": 200.0, "parts_to_first_step": parts})))
+    assert found.cause == "150 s of it pass with listing the images"
+    assert found.evidence[-1] == "until the first step: images 150.0 s, models 25.0 s, imports 20.0 s, first step 5.0 s"
+    assert start(200.0).cause.startswith("before the first step, data are copied or listed")
+
+
 def test_a_start_that_was_not_timed_is_not_measured():
     told = start(None)
     assert isinstance(told, NotMeasured) and told.reason == "seconds_to_first_step was not recorded"

@@ -1,5 +1,6 @@
 """Plans: complete, readable, and without any effect."""
 
+import ast
 import json
 import os
 import subprocess
@@ -61,8 +62,30 @@ def test_planning_opens_no_socket_writes_nothing_and_imports_nothing_heavy(tmp_p
 
 
 def test_importing_the_launcher_imports_no_torch_and_no_sdk():
-    code = "import launcher, sys; print([name for name in ('torch', 'sagemaker', 'boto3', 'tqdm', 'psutil') if name in sys.modules])"
+    """With all of its names but those that need numpy."""
+    code = (
+        "import launcher, sys\n"
+        "for name in {*launcher.__all__} - {'Comparison', 'Diagnosis', 'tune'}: getattr(launcher, name)\n"
+        "print([name for name in ('torch', 'sagemaker', 'boto3', 'tqdm', 'psutil', 'numpy') if name in sys.modules])"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT).stdout.strip() == "[]"
+
+
+def test_the_launcher_alone_imports_nothing_of_its_own():
+    code = "import launcher, sys; print([name for name in sys.modules if name.startswith(('launcher.', 'pydantic'))])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT).stdout.strip() == "[]"
+
+
+def test_every_public_name_is_what_its_annotation_says():
+    """Type checkers read the imports under TYPE_CHECKING, programs the table."""
+    [block] = [one for one in ast.parse((ROOT / "launcher/__init__.py").read_text()).body if isinstance(one, ast.If)]
+    told = {name.asname or name.name: f"{one.module}:{name.name}" for one in block.body for name in one.names}
+    assert told.pop("study") == "launcher:study" and launcher.study.__name__ == "launcher.study"
+    assert told == launcher.PLACES and {*launcher.__all__} == {*told, "study"} <= {*dir(launcher)}
+    for name in launcher.__all__:
+        assert getattr(launcher, name) is not None
+    with pytest.raises(AttributeError, match="module 'launcher' has no attribute 'nothing'"):
+        _ = launcher.nothing
 
 
 def test_a_plan_says_the_command_the_channels_and_the_files(tmp_path, script_job):

@@ -85,6 +85,7 @@ def train(task: Task, evaluate: Evaluate, states: States, loaders: Loaders, step
     per_epoch, validation = len(loaders.train_batches), {}
     epochs = -(-steps // per_epoch)
     resumed_from = _resume(states, run)
+    run.record.passed("checkpoint")
     state = states[0]  # whose steps are those of all
     register_hook(state.trainable, report.say)  # of several the first one's: smdebug follows one model
 

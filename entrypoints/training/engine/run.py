@@ -92,6 +92,7 @@ def open_run(settings: Settings, environment: Environment, world: World) -> tupl
     if not checkpoints.enabled:
         report.say("no checkpoints: the job has no folder for them (in a config: checkpoints)")
     record = TimelineRecord(environment.output_data_dir, world, settings)
+    record.passed("imports")
     operators = OperatorWindow(settings, world, environment.output_data_dir, report.say)
     profiler = SageMakerProfiler(settings, world.device, report.say)
     timeline = Timeline(world.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ class TimelineRecord(TimelineFile):
         folder.mkdir(parents=True, exist_ok=True)
         self.path.write_text("", encoding="utf-8")  # an earlier run's, in a plain shell
         self._waits_for_first = True
+        self.parts: dict[str, float] = {}
+        self._since = process_started()
         self.write(
             "start",
             rank=world.rank,
@@ -47,10 +50,21 @@ class TimelineRecord(TimelineFile):
             settings=asdict(settings),
         )
 
+    def passed(self, part: str) -> None:
+        """What passed since the last call, or since the process's start, was this part of the time before the first step.
+
+        Args:
+            part: a name in metrics.START.
+        """
+        now = time.time()
+        self.parts[part] = self.parts.get(part, 0.0) + now - self._since
+        self._since = now
+
     def first_step(self, step: int, workers: int | None, ended: float | None = None) -> None:
-        """A step has ended: recorded once, for this process's first."""
+        """A step has ended: recorded once, for this process's first, with all that `passed` before it."""
         if self._waits_for_first:
             self._waits_for_first = False
+            self.passed("first_step")
             super().first_step(step, workers, ended)
 
 

@@ -155,6 +155,18 @@ PHASES = (
 )
 """Parts of a step, in their order. The kit's scripts have no `augment`, no `buffer_sync` and no `forward`; a script of one's own may."""
 
+START = {
+    "imports": "Python, imports, and the processes finding each other",
+    "images": "listing the images",
+    "models": "making the models and reading their weights",
+    "memory": "measuring a step's memory and opening the loaders",
+    "teacher": "evaluating the teacher",
+    "label_bank": "opening the label bank",
+    "checkpoint": "reading a checkpoint",
+    "first_step": "the first batch and the first step, with what it compiles",
+}
+"""Parts of the time from a process's start to the end of its first step, in their order, and what passes in each."""
+
 PAUSES = ("evaluate", "checkpoint")
 """What happens between two steps, in its order; a rank's timeline has a line for each."""
 

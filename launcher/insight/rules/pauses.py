@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from launcher.insight import speed, windows
+from launcher.insight import beginning, speed, windows
 from launcher.insight.answers import EXPLAINED, Answer, DoesNotApply, NotMeasured
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import NOTICEABLE, Finding, Fix, percent
@@ -162,6 +162,7 @@ def start(evidence: Evidence) -> Answer:
         )
     )
     fixes.append(shards(evidence, "few files to copy and list"))
+    parts = beginning.parts(evidence)
     whole_steps = job_steps(evidence)
     later = (whole_steps or 0.0) - windows.steps_done(evidence.ranks[0]) if evidence.ranks else 0.0
     in_job = (begun + compiling) / (whole + max(0.0, later) * (evidence.step_seconds or 0.0))
@@ -172,8 +173,11 @@ def start(evidence: Evidence) -> Answer:
         evidence=(
             f"{seconds:.0f} s until the first step, {evidence.training_seconds:.0f} s of training after it",
             f"the first logged steps took {compiling:.0f} s longer than later ones",
+            *([f"until the first step: {beginning.said(parts)}"] if parts else []),
         ),
-        cause="before the first step, data are copied or listed, weights downloaded, or models compiled",
+        cause=beginning.longest(parts)
+        if parts
+        else "before the first step, data are copied or listed, weights downloaded, or models compiled",
         fixes=tuple(fixes),
         gain=bounded(
             in_job,
