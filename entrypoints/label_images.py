@@ -10,6 +10,7 @@ Killed at any moment and started again, it computes what is missing. A training 
 
 from training.engine.memory import example
 from training.engine.run import count_arithmetic, started
+from training.models import precision
 from training.servers.serving import serve, serves
 from training.settings import read_settings
 from training.settings.distillation import LabellingSettings
@@ -29,6 +30,7 @@ def main(settings: LabellingSettings) -> None:
         data = open_images(settings, environment, channels)
         run.report.say_all(data.notes)
         run.record.passed("images")
+        precision.choose(settings.precision, world.device)  # TF32 where training has it, whose answers these are
         teacher = load_teacher(settings, environment, data.classes, channels).to(world.device)
         run.record.passed("models")
         bank = open_cache(settings, teacher, data, environment, world)

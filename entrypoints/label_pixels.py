@@ -12,6 +12,7 @@ Killed at any moment and started again, it computes what is missing. A training 
 from training.data.masks import open_data
 from training.engine.memory import example
 from training.engine.run import count_arithmetic, started
+from training.models import precision
 from training.servers.serving import serve, serves
 from training.settings import read_settings
 from training.settings.segmentation import PixelLabellingSettings
@@ -37,6 +38,7 @@ def main(settings: PixelLabellingSettings) -> None:
         )
         run.report.say_all(data.notes)
         run.record.passed("images")
+        precision.choose(settings.precision, world.device)  # TF32 where training has it, whose answers these are
         teacher = load_teacher(settings, environment, data.classes, channels).to(world.device)
         run.record.passed("models")
         bank = open_cache(settings, teacher, data, environment, world)

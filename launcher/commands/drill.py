@@ -29,7 +29,7 @@ def add(to: arguments.Add) -> None:
     arguments.json(
         made,
         "{undisturbed, runs, exact, steps, weights, furthest, difference, kills: [{how, at_step, resumed_from, seconds}], "
-        "goodput: {share, seconds, useful, redone, undisturbed}}",
+        "goodput: null or {share, seconds, useful, redone, undisturbed}}",
     )
 
 

@@ -28,16 +28,27 @@ def thread_cpu(evidence: Evidence) -> float | None:
 
 def lost_to_workers(evidence: Evidence) -> float | None:
     """Share of the steps in which the training thread has no core because data workers have it: of its wait for one, as much as workers and
-    not programs outside the run may cause, and no more than their share of the cores; None: not recorded.
+    not others may cause, and no more than their share of the cores; None: not recorded.
 
-    The run's other threads count for nothing: without the workers they have cores of their own.
+    The run's other threads count only where there are more than cores: else they have cores of their own without the workers.
     """
     delay, others = run_delay(evidence), neighbours(evidence)
     workers = others.get(WORKERS)
     if delay is None or workers is None:
         return None
-    cores = sum(evidence.usable_cores(host) for host in evidence.hosts) / len(evidence.hosts)
-    return min(delay * workers / (workers + others.get(PROGRAMS, 0.0) or 1.0), workers / cores)
+    rivals = others.get(PROGRAMS, 0.0) + (others.get(THREADS, 0.0) if oversubscribed(evidence) else 0.0)
+    return min(delay * workers / (workers + rivals or 1.0), workers / usable_cores(evidence))
+
+
+def oversubscribed(evidence: Evidence) -> bool:
+    """Whether a training process runs more threads of arithmetic than it has cores."""
+    threads, each = evidence.facts.get("threads"), evidence.cores_each
+    return threads is not None and each is not None and threads > max(1.0, each)
+
+
+def usable_cores(evidence: Evidence) -> float:
+    """Of a host: mean over those that train; at least one was watched."""
+    return float(np.mean([evidence.usable_cores(host) for host in evidence.hosts]))
 
 
 def swing(evidence: Evidence) -> float | None:

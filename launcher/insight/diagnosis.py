@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.insight import beginning, page, report_text, roofline, servers, summary
+from launcher.insight import beginning, page, report_text, servers, summary, utilisation
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding
 from launcher.insight.measurements import Measurements
@@ -76,7 +76,7 @@ class Diagnosis:
             "does_not_apply": [{"what": what, "why": why} for what, why in self.report.not_applicable],
             "not_measured": [asdict(missing) for missing in self.report.not_measured],
             "step_seconds": evidence.step_seconds,
-            "roofline": roofline.to_dict(evidence),
+            "utilisation": utilisation.to_dict(evidence),
             "start": {
                 "seconds": evidence.facts.get("seconds_to_first_step"),
                 "parts": dict(beginning.parts(evidence)),

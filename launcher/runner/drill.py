@@ -86,11 +86,20 @@ class Drill:
     """Of those, how many trainings came to their end."""
 
     @property
+    def why_no_goodput(self) -> str:
+        """Why there is none; "" where there is."""
+        if not self.trainings:
+            return "no training came to its end"
+        if not self.exact:
+            return "on another number of hosts a step takes another time"
+        return "" if self.step_seconds is not None else "the script's steps were not timed"
+
+    @property
     def goodput(self) -> Goodput | None:
-        """The share of the killed runs' time that went into steps which count; None: no training ended, or steps were not timed."""
-        if not self.trainings or self.step_seconds is None:
+        """The share of the killed runs' time that went into steps which count; None: `why_no_goodput`."""
+        if self.why_no_goodput or self.step_seconds is None:
             return None
-        again = sum(kill.at_step - kill.resumed_from for kill in self.kills)
+        again = sum(max(0, kill.at_step - kill.resumed_from) for kill in self.kills)
         return Goodput(
             seconds=self.seconds,
             useful=self.trainings * self.steps * self.step_seconds,
@@ -105,9 +114,7 @@ class Drill:
             + [str(kill.at_step - kill.resumed_from), f"{kill.seconds:.1f}"]
             for number, kill in enumerate(self.kills, 1)
         ]
-        goodput = (
-            [] if self.difference else [str(self.goodput or "goodput: not measured, the script's steps were not timed")]
-        )
+        goodput = [] if self.difference else [str(self.goodput or f"goodput: not measured ({self.why_no_goodput})")]
         return "\n".join([*([str(Table(head, rows))] if rows else []), *goodput, self.verdict()])
 
     def to_dict(self) -> dict[str, Any]:
@@ -172,9 +179,10 @@ def drill(
         return result
     result.undisturbed_seconds = time.monotonic() - began
     timed = speed(undisturbed.folder)
-    result.step_seconds = timed and timed.step_seconds
     reference = curve(undisturbed)
     result.steps, result.weights = max(reference, default=0), weights(undisturbed)
+    if timed is not None and timed.steps == result.steps:  # else it counts in other steps
+        result.step_seconds = timed.step_seconds
     if result.steps < 2:
         found = f"{undisturbed.name} reported {'one step' if result.steps else 'no metric'}"
         raise mistake("script", found, "let it train several steps, and report each as training.runtime.reporting does")

@@ -54,6 +54,7 @@ def kill(run: Run, how: str, rng: random.Random) -> None:
 
 
 def is_server(process: psutil.Process) -> bool:
+    """Whether a process makes images for a run."""
     with contextlib.suppress(psutil.Error):
         return "".join(process.cmdline()[:1]).startswith(SERVER_TITLE)
     return False

@@ -56,7 +56,8 @@ def distillation(bench: Bench, result: Result, *, batch: int, mode: str) -> None
     about = engine.run.arithmetic.about()
     result.expect(len(about.get("gflop_an_image", ())) == 1, f"operations are counted ({about['why_no_mfu']})")
     if bench.is_gpu:
-        result.figures |= {"peak, TFLOP/s": about.get("peak_tflops") or about["why_no_mfu"]}
+        peaks = ", ".join(f"{peak:g} in {name}" for name, peak in about.get("peak_tflops", {}).items())
+        result.figures |= {"peak, TFLOP/s": peaks or about["why_no_mfu"]}
         result.figures |= {"source of the peak": about["peak_source"]} if "peak_source" in about else {}
 
 
@@ -74,7 +75,7 @@ def _measured(bench: Bench, engine: Engine, batch: int, mode: str, logits: str) 
     seconds = seconds_a_step(bench, steps, 5, 10)
     steps.close()
     size, arithmetic = engine.run.settings.global_batch_size, engine.run.arithmetic
-    done = arithmetic.window(size, size if logits == "online" else 0, seconds)
+    done = arithmetic.window(size, size if logits == "online" else 0, seconds, 1)
     return {
         "batch": batch,
         "models": mode,

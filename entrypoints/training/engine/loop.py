@@ -270,7 +270,9 @@ def record_steps(
     Returns:
         How much arithmetic that was, as `Arithmetic.window` gives it.
     """
-    utilisation = run.arithmetic.window(images / run.world.size, run.timeline.answered, seconds["step"])
+    utilisation = run.arithmetic.window(
+        images / run.world.size, run.timeline.answered, seconds["step"], run.timeline.steps
+    )
     shown = {**seconds}
     of_workers = run.timeline.worker_cpu
     used = {"cpu_seconds": shown.pop("cpu") - of_workers, "worker_cpu_seconds": of_workers}  # no phases: of all threads

@@ -7,12 +7,15 @@ augmentation, evaluations, and whatever a run computes twice. A multiplication a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from training.measure.timeline import WARM_UP_STEPS
 from training.runtime import accelerator
 
 Counted = tuple[nn.Module, str]
@@ -26,58 +29,73 @@ class Peak(NamedTuple):
     """What a kind of GPU can do at most, without sparsity."""
 
     name: str
-    """A part of the device's name, as CUDA gives it."""
+    """A regular expression of the device's whole name, as CUDA gives it: a part of one (MIG, vGPU) and its slower forms have others."""
     teraflops: dict[str, float]
     """By precision; one that is not here the device lacks."""
     source: str
-    """NVIDIA's own table. From Ampere on those of data centers give tensor cores with sparsity, twice these."""
+    """NVIDIA's own table. Its data-center tables from Ampere on list figures with sparsity: twice these."""
 
 
 PEAKS = (
     Peak(
-        "V100-SXM",
+        r"Tesla V100-SXM2-\d+GB",
         {"fp32": 15.7, "fp16": 125.0},
         "https://images.nvidia.com/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf",
     ),
-    Peak("Tesla T4", {"fp32": 8.1, "fp16": 65.0}, "https://www.nvidia.com/en-us/data-center/tesla-t4/"),
+    Peak(r"Tesla T4", {"fp32": 8.1, "fp16": 65.0}, "https://www.nvidia.com/en-us/data-center/tesla-t4/"),
     Peak(
-        "A100",
+        r"(NVIDIA )?A100([- ](SXM4|PCIE))?[- ]\d+GB( PCIe)?",
         {"fp32": 19.5, "tf32": 156.0, "bf16": 312.0, "fp16": 312.0},
         "https://www.nvidia.com/en-us/data-center/a100/",
     ),
     Peak(
-        "NVIDIA L40S",
+        r"NVIDIA L40S",
         {"fp32": 91.6, "tf32": 183.0, "bf16": 362.0, "fp16": 362.0},
         "https://www.nvidia.com/en-us/data-center/l40s/",
     ),
     Peak(
-        "NVIDIA L4",
+        r"NVIDIA L4",
         {"fp32": 30.3, "tf32": 60.0, "bf16": 121.0, "fp16": 121.0},
         "https://www.nvidia.com/en-us/data-center/l4/",
     ),
     Peak(
-        "H100 80GB HBM3",
+        r"NVIDIA H100 80GB HBM3",
         {"fp32": 67.0, "tf32": 494.5, "bf16": 989.0, "fp16": 989.0},
         "https://www.nvidia.com/en-us/data-center/h100/",
     ),
     Peak(
-        "NVIDIA H200",
+        r"NVIDIA H200",
         {"fp32": 67.0, "tf32": 494.5, "bf16": 989.0, "fp16": 989.0},
         "https://www.nvidia.com/en-us/data-center/h200/",
     ),
 )
-"""The first whose name is part of the device's counts. Others are left out, not guessed: of the A10G two tables of NVIDIA's differ by a
-factor of 1.8, the NVL forms of H100 and H200 are slower than these, and of the CPU it is the clock under load that nobody states."""
-
-SLOWER_FORMS = ("NVL",)
-"""Words in a device's name that make it another one than those of PEAKS."""
+"""Others are left out, not guessed: of the A10G two tables of NVIDIA's differ by a factor of 1.8, and of a CPU it is the clock under load
+that nobody states."""
 
 
 def peak(device_name: str | None) -> Peak | None:
     """The peak of a device, by the name that CUDA gives it; None: it is not known, or the device is a CPU (None)."""
-    if device_name is None or any(word in device_name for word in SLOWER_FORMS):
+    if device_name is None:
         return None
-    return next((one for one in PEAKS if one.name in device_name), None)
+    return next((one for one in PEAKS if re.fullmatch(one.name, device_name)), None)
+
+
+def _shape(value: Any) -> Sequence[int]:
+    """Of a tensor; torch's counter gives a formula either that or its shape, by version."""
+    shape: Sequence[int] = getattr(value, "shape", value)
+    return shape
+
+
+def _convolution_backward(grad_out: Any, x: Any, weight: Any, *others: Any, **_: Any) -> float:
+    """Operations of both gradients of a convolution: each takes as many as the forward pass. torch's own formula counts that of grouped
+    weights once for each group (2.14.1).
+
+    Args:
+        others: bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask, as aten takes them.
+    """
+    transposed, wanted = others[4], others[7][:2]
+    places = _shape(x if transposed else grad_out)[2:]
+    return 2.0 * math.prod(_shape(weight)) * _shape(x)[0] * math.prod(places) * sum(wanted)
 
 
 def operations(model: nn.Module, image: torch.Tensor, *, trains: bool) -> float:
@@ -100,7 +118,8 @@ def operations(model: nn.Module, image: torch.Tensor, *, trains: bool) -> float:
 
     shapes = {name: of_shape(tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     images = torch.empty((IMAGES, *image.shape[1:]), dtype=image.dtype, device="meta")
-    counter = FlopCounterMode(display=False)
+    mended = {torch.ops.aten.convolution_backward: _convolution_backward}
+    counter = FlopCounterMode(display=False, custom_mapping=mended)
     with counter, torch.set_grad_enabled(trains):
         output = functional_call(model, shapes, (images,))
         if trains:
@@ -110,7 +129,7 @@ def operations(model: nn.Module, image: torch.Tensor, *, trains: bool) -> float:
 
 
 class Arithmetic:
-    """Of a process: what its models compute a step, and how fast its device could.
+    """Of a process: what its models compute a step, and its device's peak.
 
     Where models compute in several precisions, MFU is the time that their arithmetic takes at each one's peak over the time that it took.
     """
@@ -122,7 +141,7 @@ class Arithmetic:
         self._asked: list[tuple[float, str]] = []
         self._why_not = "the run has not counted its models' operations"
         self._ideal = self._seconds = 0.0
-        self._windows = 0
+        self._steps = 0
 
     def count(self, image: torch.Tensor, trained: Iterable[Counted], asked: Iterable[Counted] = ()) -> None:
         """Count the operations of a run's models.
@@ -146,13 +165,14 @@ class Arithmetic:
             first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
             self._why_not = f"the models' operations could not be counted: {first}"
 
-    def window(self, images: float, asked: float, seconds: float) -> dict[str, float]:
+    def window(self, images: float, asked: float, seconds: float, steps: int) -> dict[str, float]:
         """The utilisation over a window of steps.
 
         Args:
             images: of a step, those of this process.
             asked: of these, how many the teacher answered for.
             seconds: of a step.
+            steps: in the window.
 
         Returns:
             `tflops`, the models' own arithmetic in TFLOP/s, and `mfu`, 0 to 1: each where it is known.
@@ -166,9 +186,9 @@ class Arithmetic:
             return found
         assert self._peak is not None
         ideal = sum(count / self._peak.teraflops[precision] / 1e12 for count, precision in done)
-        self._windows += 1
-        if self._windows > 1:  # the first one has the warm-up
-            self._ideal, self._seconds = self._ideal + ideal, self._seconds + seconds
+        if self._steps >= WARM_UP_STEPS:
+            self._ideal, self._seconds = self._ideal + steps * ideal, self._seconds + steps * seconds
+        self._steps += steps
         return {**found, "mfu": ideal / seconds}
 
     def _used(self, precision: str) -> str:
@@ -195,5 +215,5 @@ class Arithmetic:
         return {**known, **asked, **sourced, "why_no_mfu": self._why_not or self._no_peak}
 
     def overall(self) -> float | None:
-        """MFU of all logged windows but the first, of this process's device; None: not known."""
+        """MFU of this process's device over all logged windows that begin after the warm-up; None: not known."""
         return self._ideal / self._seconds if self._seconds else None

@@ -8,10 +8,12 @@ from launcher.insight.contention import (
     THREADS,
     WORKERS,
     neighbours,
+    oversubscribed,
     programs_outside,
     run_delay,
     runnable_per_core,
     thread_cpu,
+    usable_cores,
     why_no_delay,
 )
 from launcher.insight.evidence import Evidence
@@ -45,10 +47,17 @@ def noisy(evidence: Evidence) -> Answer:
     if taken_by_workers(evidence) is not None or (evidence.throttled or 0.0) >= NOTICEABLE:
         return EXPLAINED
     others = neighbours(evidence)
+    shares_cores = not evidence.on_gpu and not oversubscribed(evidence)
+    if (
+        shares_cores and THREADS in others
+    ):  # the model's own, which have cores of their own where nobody else takes them
+        del others[THREADS]
+        if others.get(PROGRAMS, 0.0) < max(NOTICEABLE * usable_cores(evidence), others.get(WORKERS, 0.0)):
+            return DoesNotApply("a model on the CPU shares its cores with its data workers and its own threads")
     who = max(others, key=lambda one: others[one]) if others else None
     if who != PROGRAMS and evidence.workers != 0 and (evidence.share("data_wait") or 0.0) >= NOTICEABLE:
         return EXPLAINED  # what waits for the workers does not need its core
-    if who in (WORKERS, THREADS) and not evidence.on_gpu and not _oversubscribed(evidence):
+    if who == WORKERS and shares_cores:
         return DoesNotApply("a model on the CPU shares its cores with its data workers and its own threads")
     share = lost * evidence.steps_part
     return Finding(
@@ -62,12 +71,6 @@ def noisy(evidence: Evidence) -> Answer:
             evidence, "noisy_neighbour", share, 1 - share, f"the wait for a core goes away: 1 / (1 - {share:.2f})"
         ),
     )
-
-
-def _oversubscribed(evidence: Evidence) -> bool:
-    """Whether a training process runs more threads of arithmetic than it has cores."""
-    threads, each = evidence.facts.get("threads"), evidence.cores_each
-    return threads is not None and each is not None and threads > max(1.0, each)
 
 
 def numbers(evidence: Evidence) -> list[str]:
@@ -115,7 +118,7 @@ def _fixes(who: str | None, evidence: Evidence) -> tuple[Fix, ...]:
             Fix(setting=None, value=f"end or move what else runs on the host: {_programs(evidence)}"),
             Fix(setting=None, value="bind the training to cores of its own (taskset, docker --cpuset-cpus)"),
         )
-    if who == THREADS and not _oversubscribed(evidence):
+    if who == THREADS and not oversubscribed(evidence):
         return (Fix(setting=None, value="a process with fewer threads of its own, or more cores for it"),)
     if who == THREADS:
         each = max(1, int(evidence.cores_each or 1))

@@ -5,20 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.insight.evidence import Evidence
-from launcher.insight.findings import percent
+import numpy as np
 
-INPUT, EXCHANGE = "waiting for data", "waiting for other processes' gradients"
-IDLE = "an idle device while data are there: launching, copies, pauses"
-KERNELS = "kernels below the peak: bound by memory, small, or no matrix products"
-UNKNOWN = "kernels below the peak and an idle device, which was not recorded"
+from launcher.insight.evidence import FEW_SAMPLES, Evidence
+from launcher.insight.findings import percent
+from launcher.insight.measurements import Series
+
+INPUT, EXCHANGE = "data wait", "gradient exchange"
+IDLE = "idle device with data there (launches, copies)"
+KERNELS = "memory-bound or small kernels"
+UNKNOWN = "small or memory-bound kernels and an idle device, whose use was not recorded"
 
 SMALL = 0.005
 """Share of a step below which a part is not said."""
 
 
 @dataclass(frozen=True)
-class Roofline:
+class Utilisation:
     """Where a usual step's time goes, seen from the device's peak."""
 
     mfu: float
@@ -26,14 +29,9 @@ class Roofline:
     rest: dict[str, float]
     """What takes the other time -> share of a step, the largest first; with `mfu` they add up to 1."""
 
-    @property
-    def limit(self) -> str:
-        """What takes most of it."""
-        return next(iter(self.rest))
 
-
-def roofline(evidence: Evidence) -> Roofline | None:
-    """The roofline of a run; None: its MFU is not known.
+def utilisation(evidence: Evidence) -> Utilisation | None:
+    """The utilisation of a run's devices; None: its MFU is not known.
 
     A GPU counts as busy while it waits within the exchange, and as idle while it waits for data: so the exchange is taken from its busy
     time, and the wait for data from the idle one, of which there may be less than the host waits.
@@ -43,7 +41,7 @@ def roofline(evidence: Evidence) -> Roofline | None:
         return None
     left = max(0.0, 1 - mfu)
     exchange = min(evidence.share("grad_sync", "buffer_sync") or 0.0, left)
-    waits, idle = evidence.share("data_wait") or 0.0, evidence.gpu_idle
+    waits, idle = evidence.share("data_wait") or 0.0, idle_in_steps(evidence)
     left -= exchange
     if idle is None:
         waits = min(waits, left)
@@ -52,26 +50,43 @@ def roofline(evidence: Evidence) -> Roofline | None:
         idle = min(idle, left)
         waits = min(waits, idle)
         parts = {INPUT: waits, EXCHANGE: exchange, IDLE: idle - waits, KERNELS: left - idle}
-    return Roofline(mfu, dict(sorted(parts.items(), key=lambda part: -part[1])))
+    return Utilisation(mfu, dict(sorted(parts.items(), key=lambda part: -part[1])))
+
+
+def idle_in_steps(evidence: Evidence) -> float | None:
+    """Mean share of the time in which no kernel ran, over GPUs, 0 to 1, outside checkpoints and evaluations; None: too few samples."""
+    sampled = [_outside_pauses(series, evidence) for host in evidence.hosts for series in host.gpus.values()]
+    means = [float(values.mean()) for values in sampled if len(values) >= FEW_SAMPLES]
+    return 1 - float(np.mean(means)) / 100 if means else None
+
+
+def _outside_pauses(series: Series, evidence: Evidence) -> np.ndarray:
+    begin, end = evidence.period
+    inside = (begin <= series.times) & (series.times <= end)
+    for stall in evidence.measurements.stalls:
+        inside &= (series.times < stall.began) | (stall.began + stall.seconds < series.times)
+    return series.values[inside]
 
 
 def said(evidence: Evidence) -> str:
-    """The roofline in a sentence, or why there is none; "" where the run's record does not speak of arithmetic."""
+    """The utilisation in a few sentences, or why it is not known; "" where the run's record does not speak of arithmetic."""
     about = evidence.facts.get("arithmetic")
     if not isinstance(about, dict):
         return ""
-    found, done = roofline(evidence), evidence.mean_extra("tflops")
+    found, done = utilisation(evidence), evidence.mean_extra("tflops")
     if found is None:
         computed = "" if done is None else f"the models' own arithmetic is {done:.3g} TFLOP/s a process; "
         return f"{computed}no MFU: {about['why_no_mfu'] or 'no steps were timed'}"
     peaks = ", ".join(f"{peak:g} TFLOP/s in {name}" for name, peak in about.get("peak_tflops", {}).items())
-    rest = "; ".join(f"{percent(share)} {part}" for part, share in found.rest.items() if share >= SMALL)
-    return f"MFU {percent(found.mfu)} of the peak ({peaks}); the rest of a step: {rest}"
+    if found.mfu > 1:
+        return f"MFU {percent(found.mfu)} (peak {peaks}): more than there is, so the count of operations or the peak is wrong"
+    rest = ", ".join(f"{percent(share)} {part}" for part, share in found.rest.items() if share >= SMALL)
+    return f"MFU {percent(found.mfu)} (peak {peaks}). Rest of a step: {rest}"
 
 
 def to_dict(evidence: Evidence) -> dict[str, Any]:
     """JSON-ready."""
-    found, about = roofline(evidence), evidence.facts.get("arithmetic")
+    found, about = utilisation(evidence), evidence.facts.get("arithmetic")
     known = about if isinstance(about, dict) else {"why_no_mfu": "the models' operations were not counted"}
     rest = {} if found is None else found.rest
     return {"mfu": evidence.mfu, "tflops": evidence.mean_extra("tflops"), "rest": rest, **known}

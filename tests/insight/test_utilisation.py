@@ -7,13 +7,13 @@ import json
 
 import numpy as np
 import pytest
+from launcher.insight.roofline import EXCHANGE, IDLE, INPUT, KERNELS, UNKNOWN
 
 from launcher.insight import page, roofline, timelines
 from launcher.insight.comparison import Comparison
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.evidence import Evidence
 from launcher.insight.measurements import Measurements
-from launcher.insight.roofline import EXCHANGE, IDLE, INPUT, KERNELS, UNKNOWN
 from tests.insight.planted import plant
 
 PHASES = {"data_wait": 0.02, "student_forward": 0.06, "backward": 0.11, "grad_sync": 0.02, "optimizer": 0.01}
