@@ -40,7 +40,7 @@ def test_the_page_on_large_clusters_is_what_its_script_prints():
 
 
 def test_the_best_interval_between_checkpoints_is_the_best():
-    """Daly's optimum against a search, and the goodput by its terms."""
+    """Young's optimum against a search, and the goodput by its terms."""
     code = """
 import at_scale as scale, math
 between = scale.FAILURES.value * 3600 / 1024

@@ -82,7 +82,7 @@ def test_metric_expressions_read_the_line_that_the_scripts_print():
 
     from training.runtime.reporting import metric_line
 
-    values = {"loss": 0.1234, "label_loss": 0.5, "teacher_loss": 0.25, "feature_loss": 0.125, "labels_computed": 12, "learning_rate": 1e-3, "images/s": 512.3, "validation_loss": 0.7, "validation_accuracy": 0.9, "validation_miou": 0.5, "validation_pixel_accuracy": 0.6, "validation_top5_accuracy": 0.99, "teacher_top1_agreement": 0.8, "teacher_kl": 0.3, "teacher_share": 0.4, "data_wait_s": 0.002, "student_forward_s": 0.05, "backward_s": 0.1}  # fmt: skip
+    values = {"loss": 0.1234, "label_loss": 0.5, "teacher_loss": 0.25, "feature_loss": 0.125, "labels_computed": 12, "learning_rate": 1e-3, "images/s": 512.3, "mfu": 0.33, "validation_loss": 0.7, "validation_accuracy": 0.9, "validation_miou": 0.5, "validation_pixel_accuracy": 0.6, "validation_top5_accuracy": 0.99, "teacher_top1_agreement": 0.8, "teacher_kl": 0.3, "teacher_share": 0.4, "data_wait_s": 0.002, "student_forward_s": 0.05, "backward_s": 0.1}  # fmt: skip
     line = metric_line(3, 60, 40, 1260, values)
     read = {name: float(re.search(regex, line)[1]) for name, regex in metric_table().sagemaker_metrics().items()}
     assert read.pop("images_per_second") == 512.3

@@ -1,8 +1,8 @@
 """KT's distillation on up to 1,024 GPUs, on paper: the scaling model, the input's bandwidth, and failures. `make at-scale`, a second.
 
 Nothing is measured here. Each number rests on assumptions that are listed below with their sources, and a change of one is a change of a
-line. The step is launcher/study/scaling_model.py's. Goodput is that of Young 1974 (https://doi.org/10.1145/361147.361115) with the interval
-between checkpoints that Daly 2006 (https://doi.org/10.1016/j.future.2004.11.016) calls the optimum of first order.
+line. The step is launcher/study/scaling_model.py's. Checkpoints are as far apart as Young 1974 finds best
+(https://doi.org/10.1145/361147.361115): the square root of twice a checkpoint's seconds times those between failures.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ONLINE = Assumption(
 CACHED = Assumption(
     28e9 / (0.229 * 312e12),
     "0.39 ms an image with a filled label bank: 28 GFLOP (ViT-S/16 alone) at 22.9 %",
-    "that MFU was published for a ViT-5-S on one H100, synthetic data (nvSubquadratic)",
+    "nvSubquadratic's MFU of a ViT-5-S on one H100 with synthetic data; that an A100 reaches it is assumed",
 )
 PARAMETERS = Assumption(
     22.05e6, "22.05 million parameters, exchanged in fp32: 88 MB a step", "timm's vit_small_patch16_224"
@@ -57,12 +57,12 @@ PHOTOGRAPH = Assumption(110e3, "110 kB an image: photographs of ImageNet's size"
 RESIZED = Assumption(25e3, "25 kB an image: shards of `launcher prepare --size`", "256 pixels at quality 90, rounded")
 FSX = Assumption(
     1e9,
-    "FSx for Lustre reads 1 GB/s for each TiB",
+    "FSx for Lustre reads 1 GB/s for each TiB, its fastest SSD tier; others read an eighth to a half of that",
     "https://docs.aws.amazon.com/fsx/latest/LustreGuide/performance.html",
 )
 FAILURES = Assumption(
     54 * 24 * 16384 / 419,
-    "a GPU fails, or ends the job otherwise, once in 50,676 hours: 419 interruptions of 16,384 H100 in 54 days",
+    f"a GPU fails, or ends the job otherwise, once in {54 * 24 * 16384 / 419:,.0f} hours: 419 interruptions of 16,384 H100 in 54 days",
     "https://arxiv.org/abs/2407.21783, section 3.3.4",
 )
 RESTART = Assumption(600.0, "10 minutes from a failure to the first step: SageMaker starts new hosts", "assumed")

@@ -304,9 +304,20 @@ def test_workers_cost_a_model_no_more_than_the_cores_that_they_use():
     assert lost_to_workers(Evidence(with_threads(plant(phases=USUAL, cores=2, busy=1.9), 0.3))) is None
 
 
-def test_a_program_that_uses_more_cores_than_the_workers_is_what_takes_them():
-    beside = judge(Evidence(with_programs(on_two_cores(workers=0.5, delay=0.45), ffmpeg=0.6))).findings
+@pytest.mark.parametrize("peer", [0.4, 0.7, 0.9])
+def test_a_program_that_uses_more_cores_than_the_workers_is_what_takes_them(peer):
+    """However much the model's own threads use: they have cores of their own where nobody else takes them."""
+    beside = judge(Evidence(with_programs(on_two_cores(workers=0.5, delay=0.45, peer=peer), ffmpeg=0.6))).findings
     assert [one.kind for one in beside][:1] == ["noisy_neighbour"]
+    hardly = judge(Evidence(with_programs(on_two_cores(workers=0.02, delay=0.45, peer=peer), ffmpeg=0.1))).findings
+    assert "noisy_neighbour" not in [one.kind for one in hardly], "a twentieth of the cores"
+
+
+def test_more_threads_than_cores_wait_for_each_other_and_not_for_the_workers():
+    run = on_two_cores(workers=0.3, delay=0.5, peer=0.9)
+    many = dataclasses.replace(run, facts={**run.facts, "threads": 16})
+    assert lost_to_workers(Evidence(many)) == pytest.approx(0.5 * 0.3 / 1.2)
+    assert lost_to_workers(Evidence(run)) == pytest.approx(0.15)
 
 
 @pytest.mark.parametrize(

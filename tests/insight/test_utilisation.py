@@ -7,13 +7,13 @@ import json
 
 import numpy as np
 import pytest
-from launcher.insight.roofline import EXCHANGE, IDLE, INPUT, KERNELS, UNKNOWN
 
-from launcher.insight import page, roofline, timelines
+from launcher.insight import page, timelines, utilisation
 from launcher.insight.comparison import Comparison
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.evidence import Evidence
-from launcher.insight.measurements import Measurements
+from launcher.insight.measurements import Measurements, Series
+from launcher.insight.utilisation import EXCHANGE, IDLE, INPUT, KERNELS, UNKNOWN
 from tests.insight.planted import plant
 
 PHASES = {"data_wait": 0.02, "student_forward": 0.06, "backward": 0.11, "grad_sync": 0.02, "optimizer": 0.01}
@@ -40,52 +40,84 @@ def measured(mfu: float | None, about=ABOUT, **planted) -> Measurements:
     return dataclasses.replace(made, ranks=tuple(ranks))
 
 
+def with_gpu(made: Measurements, use: float) -> Measurements:
+    """The same with that use of its GPUs in every sample, in percent."""
+    hosts = {
+        name: dataclasses.replace(
+            host, gpus={gpu: Series(one.times, np.full(len(one.times), use)) for gpu, one in host.gpus.items()}
+        )
+        for name, host in made.hosts.items()
+    }
+    return dataclasses.replace(made, hosts=hosts)
+
+
+def rest(mfu: float, use: float, **planted) -> dict[str, float]:
+    return utilisation.utilisation(Evidence(with_gpu(measured(mfu, gpu=use, ranks=2, **planted), use))).rest
+
+
 def test_the_rest_of_a_step_is_told_apart_by_hand():
-    found = roofline.roofline(Evidence(measured(0.3, gpu=70, ranks=2)))
-    assert found.mfu == pytest.approx(0.3) and found.limit == KERNELS
-    assert found.rest == pytest.approx({KERNELS: 0.3, IDLE: 0.2, INPUT: 0.1, EXCHANGE: 0.1}, abs=0.005)
-    assert found.mfu + sum(found.rest.values()) == pytest.approx(1)
+    found = rest(0.3, 70)
+    assert found == pytest.approx({KERNELS: 0.3, IDLE: 0.2, INPUT: 0.1, EXCHANGE: 0.1}, abs=1e-6)
+    assert [*found][0] == KERNELS and sum(found.values()) == pytest.approx(0.7)
 
 
 def test_a_wait_for_data_is_the_devices_only_as_far_as_it_was_idle():
-    found = roofline.roofline(Evidence(measured(0.3, gpu=95, ranks=2)))
-    assert found.rest == pytest.approx({KERNELS: 0.55, EXCHANGE: 0.1, INPUT: 0.05, IDLE: 0.0}, abs=0.005)
+    assert rest(0.3, 95) == pytest.approx({KERNELS: 0.55, EXCHANGE: 0.1, INPUT: 0.05, IDLE: 0.0}, abs=1e-6)
+
+
+def test_an_idle_device_while_a_checkpoint_is_written_is_no_part_of_a_step():
+    made = with_gpu(measured(0.3, gpu=90, checkpoint=(20, 5.0)), 90.0)
+    host = made.hosts["algo-1"]
+    idle = {}
+    for name, one in host.gpus.items():
+        values = one.values.copy()
+        for stall in made.stalls:
+            values[(stall.began <= one.times) & (one.times <= stall.began + stall.seconds)] = 0.0
+        idle[name] = Series(one.times, values)
+    evidence = Evidence(dataclasses.replace(made, hosts={"algo-1": dataclasses.replace(host, gpus=idle)}))
+    assert evidence.gpu_idle > 0.5 and utilisation.idle_in_steps(evidence) == pytest.approx(0.1)
 
 
 def test_where_the_devices_use_was_not_recorded_what_is_left_is_not_told_apart():
-    found = roofline.roofline(Evidence(measured(0.3, system=False)))
+    found = utilisation.utilisation(Evidence(measured(0.3, system=False)))
     assert found.rest == pytest.approx({UNKNOWN: 0.5, INPUT: 0.1, EXCHANGE: 0.1}, abs=0.005)
 
 
 @pytest.mark.parametrize("mfu", [0.97, 1.0, 1.2])
 def test_parts_never_add_up_to_more_than_there_is(mfu):
-    found = roofline.roofline(Evidence(measured(mfu, gpu=40, ranks=2)))
+    found = utilisation.utilisation(Evidence(measured(mfu, gpu=40, ranks=2)))
     assert all(share >= 0 for share in found.rest.values())
     assert sum(found.rest.values()) == pytest.approx(max(0.0, 1 - mfu))
 
 
 def test_every_form_of_the_report_has_it():
-    diagnosis = Diagnosis(measured(0.3, gpu=70, ranks=2))
+    diagnosis = Diagnosis(with_gpu(measured(0.3, gpu=70, ranks=2), 70.0))
     sentence = (
-        "MFU 30 % of the peak (312 TFLOP/s in bf16); the rest of a step: 30 % kernels below the peak: bound by memory, small, or no "
-        "matrix products; 20 % an idle device while data are there: launching, copies, pauses; 10 %"
+        "MFU 30 % (peak 312 TFLOP/s in bf16). Rest of a step: 30 % memory-bound or small kernels, 20 % idle device with data there "
+        "(launches, copies), 10 % data wait, 10 % gradient exchange"
     )
     assert sentence in " ".join(str(diagnosis).split())
     for shown in (diagnosis._repr_html_(), page.page("a run", "", [(diagnosis.evidence, diagnosis.report)])):
-        assert sentence[:60] in shown
-    found = json.loads(json.dumps(diagnosis.to_dict()))["roofline"]
-    assert found["mfu"] == pytest.approx(0.3) and found["rest"][KERNELS] == pytest.approx(0.3, abs=0.01)
+        assert sentence in shown
+    found = json.loads(json.dumps(diagnosis.to_dict()))["utilisation"]
+    assert found["mfu"] == pytest.approx(0.3) and found["rest"][KERNELS] == pytest.approx(0.3)
     assert found["peak_source"] == ABOUT["peak_source"]
+
+
+def test_more_than_the_peak_is_said_to_be_a_mistake():
+    assert utilisation.said(Evidence(measured(1.2, gpu=70))) == (
+        "MFU 120 % (peak 312 TFLOP/s in bf16): more than there is, so the count of operations or the peak is wrong"
+    )
 
 
 def test_without_a_peak_the_reason_is_said_and_of_other_scripts_nothing():
     lacking = {"gflop_an_image": [27.5], "why_no_mfu": "no peak is known for this device (CPU)"}
-    said = roofline.said(Evidence(measured(None, lacking)))
+    said = utilisation.said(Evidence(measured(None, lacking)))
     assert said == "the models' own arithmetic is 90 TFLOP/s a process; no MFU: no peak is known for this device (CPU)"
     silent = Evidence(plant(phases=PHASES))
     assert (
-        roofline.said(silent) == ""
-        and roofline.to_dict(silent)["why_no_mfu"] == "the models' operations were not counted"
+        utilisation.said(silent) == ""
+        and utilisation.to_dict(silent)["why_no_mfu"] == "the models' operations were not counted"
     )
 
 

@@ -140,7 +140,7 @@ def test_the_order_of_a_safetensors_header_is_no_difference(tmp_path, one, other
 
 
 def test_goodput_by_hand(script_job):
-    """20 steps of half a second; two kills, of which one costs 6 steps; twice to the end."""
+    """20 steps of half a second; two kills, which cost 3 steps each; twice to the end."""
     planned = launcher.run(launcher.plan(script_job("print('done')")))
     planned.wait()
     kills = [Kill(WORKERS, 8, resumed_from=5, seconds=1.0), Kill(STOP, 13, resumed_from=10, seconds=1.0)]
@@ -164,7 +164,11 @@ def test_goodput_by_hand(script_job):
     assert found.to_dict()["goodput"]["redone"] == 3.0
     untimed = Drill(planned, exact=True, steps=20, seconds=40.0, trainings=2)
     assert untimed.goodput is None and untimed.to_dict()["goodput"] is None
-    assert "goodput: not measured, the script's steps were not timed" in str(untimed)
+    assert "goodput: not measured (the script's steps were not timed)" in str(untimed)
+    other = Drill(planned, exact=False, steps=20, seconds=40.0, trainings=1, step_seconds=0.5)
+    assert "goodput: not measured (on another number of hosts a step takes another time)" in str(other)
+    found.kills = [Kill(STOP, 10, resumed_from=12, seconds=1.0)]
+    assert found.goodput.redone == 0, "its last steps were not logged"
     assert "goodput" not in str(
         Drill(planned, exact=True, difference="it is another", seconds=40.0, trainings=1, step_seconds=0.5)
     )
