@@ -113,11 +113,13 @@ def open_run(settings: Settings, environment: Environment, world: World) -> tupl
 
 
 def count_arithmetic(run: Run, image: torch.Tensor, trained: Iterable[Counted], asked: Iterable[Counted] = ()) -> None:
-    """Count the operations of a run's models, and record them; from here on its windows have their utilisation.
+    """Count the operations of a run's models, and record them; from here on its windows have their utilisation. A probe leaves it out.
 
     Args:
         image, trained, asked: as `Arithmetic.count` takes them.
     """
+    if run.settings.probe_seconds:  # there is little time, and no window of it says how fast training is
+        return
     run.arithmetic.count(image, trained, asked)
     about = run.arithmetic.about()
     run.record.write("arithmetic", **about)
