@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,21 @@ def data(images: Path, channels: int = 3, view_size: int | None = None, **values
 
 
 # -- which images ------------------------------------------------------------------------------------------------------
+
+
+def test_folders_of_classes_are_listed_at_once_and_in_order(tmp_path, monkeypatch):
+    """As on a network's file system, where each answer comes late: here only once several are asked for together."""
+    for number in range(8):
+        (tmp_path / f"class-{number}").mkdir()
+        noise(4, 4).save(tmp_path / f"class-{number}/0.png")
+    together, walk = threading.Barrier(4, timeout=30), os.walk
+
+    def late(*arguments, **options):
+        together.wait()
+        yield from walk(*arguments, **options)
+
+    monkeypatch.setattr(os, "walk", late)
+    assert list(find_images(tmp_path).items()) == [(f"class-{n}", [f"class-{n}/0.png"]) for n in range(8)]
 
 
 def test_images_are_numbered_by_class_and_path_and_hidden_ones_are_left_out(tmp_path):

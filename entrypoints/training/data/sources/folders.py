@@ -15,8 +15,8 @@ from training.data.orders import FreeOrder
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 
-STATS_AT_ONCE = 16
-"""Threads that ask for the sizes of files: a network's file system answers late, at no cost to the CPU."""
+CALLS_AT_ONCE = 16
+"""Threads that list folders, or ask for the sizes of files: a network's file system answers late, at no cost to the CPU."""
 
 FILES_A_TURN = 10_000
 """Files whose sizes are asked at once, so that a million files need no million futures."""
@@ -32,7 +32,7 @@ def digest_of_sizes(root: Path, files: Sequence[bytes] | np.ndarray) -> str:
     def size(file: bytes) -> int:
         return os.stat(os.path.join(folder, file)).st_size
 
-    with ThreadPoolExecutor(STATS_AT_ONCE) as pool:
+    with ThreadPoolExecutor(CALLS_AT_ONCE) as pool:
         for first in range(0, len(files), FILES_A_TURN):
             part = files[first : first + FILES_A_TURN]
             for file, count in zip(part, pool.map(size, part)):
@@ -127,7 +127,8 @@ def find_images(root: Path) -> dict[str, list[str]]:
     classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
     if not classes:
         raise ValueError(f"{root} has no folders: images belong into {root}/<class>/<image>, one folder a class")
-    found = {name: sorted(_images_below(root, name)) for name in classes}
+    with ThreadPoolExecutor(CALLS_AT_ONCE) as pool:
+        found = dict(zip(classes, pool.map(lambda name: sorted(_images_below(root, name)), classes)))
     empty = [name for name, files in found.items() if not files]
     if empty:
         others = f" (nor in {len(empty) - 1} other classes)" if empty[1:] else ""
