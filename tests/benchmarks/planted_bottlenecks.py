@@ -200,7 +200,11 @@ def row(case: Case, data: Path, teacher: Path | None, options: argparse.Namespac
         return found.cells[:4] + others(case, data, teacher, folder)
     if found.right and top is not None and case.servers:
         after_case = replace(case, servers=int(str(top.fixes[0].value).split()[0]))  # "2 hosts that serve instead of 1"
-        after = Diagnosis(read(str(train(after_case, base(case), case.plant, data, teacher))))
+        try:
+            after = Diagnosis(read(str(train(after_case, base(case), case.plant, data, teacher))))
+        except RuntimeError as error:  # so many do not start on this machine; what was found stands
+            print(error, file=sys.stderr)
+            return found
         return with_gain(found, top.gain, before, after)
     change = changed(case, top) if found.right and top is not None else None
     if change is None or top is None or top.gain is None:

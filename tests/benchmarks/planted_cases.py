@@ -121,6 +121,8 @@ else:
     (group / "cpu.cfs_quota_us").write_text("{quota}")
 """
 QUOTA = GROUP + LIMIT
+SERVERS_COME_SECONDS = 300
+"""From the trainer's first step on; several Ray nodes that start on one core are given up by Ray itself before."""
 SERVERS_OF_A_PART_OF_A_CORE = f"""
 import json, os, pathlib, threading, time
 all_serve = pathlib.Path(os.environ["SM_OUTPUT_DATA_DIR"], "all-serve")
@@ -141,7 +143,10 @@ else:
         init(self, *arguments, **options)
         pools.append(self)
     def when_all_serve(*arguments):
+        until = time.monotonic() + {SERVERS_COME_SECONDS}
         while len(pools[-1].live) < len(json.loads(os.environ["SM_HOSTS"])) - 1:
+            if time.monotonic() > until:
+                raise TimeoutError("the hosts that serve did not start")
             pools[-1].look()
             pools[-1].receive(0.1)
         all_serve.touch()
