@@ -210,9 +210,13 @@ def test_without_a_peak_there_is_the_rate_alone_and_the_reason(monkeypatch, devi
     [(True, "NVIDIA H200", "tf32"), (False, "NVIDIA H200", "fp32"), (True, "Tesla T4", "fp32")],
 )
 def test_fp32_is_tf32_where_the_process_allows_it_and_the_device_has_it(monkeypatch, allowed, device, used):
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", allowed)
+    before = torch.backends.cuda.matmul.allow_tf32
     known = on(monkeypatch, device)
-    known.count(IMAGE, [(perceptron(), Precision("fp32", CPU).name)])
+    try:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+        known.count(IMAGE, [(perceptron(), Precision("fp32", CPU).name)])
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
     assert [*known.about()["peak_tflops"]] == [used]
 
 
@@ -250,7 +254,7 @@ def digits(tmp_path_factory):
 
 
 @counts
-def test_a_run_records_what_it_computes_and_of_a_teacher_only_what_it_was_asked(digits):
+def test_a_run_records_what_it_computes_and_of_a_teacher_only_what_it_was_asked(digits, tmp_path):
     """Its first epoch fills the cache; from then on the teacher's arithmetic is none."""
     taught = {"img_size": 16, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 2, "in_chans": 1}
     finished(
@@ -258,8 +262,8 @@ def test_a_run_records_what_it_computes_and_of_a_teacher_only_what_it_was_asked(
     )
     student = finished(
         job(digits, "train_kd.py", {"student": "vit_tiny_patch16_224", "student_options": TINY, "images_per_class": 8, "epochs": 4,
-                                    "max_steps": 8, "teacher_cache": {"views": 1}},
-            inputs={"teacher": {"run": "teacher"}}, checkpoints="yes")
+                                    "max_steps": 8, "teacher_cache": {"views": 1, "where": str(tmp_path / "bank")}},
+            inputs={"teacher": {"run": "teacher"}})
     )  # fmt: skip
     image = torch.zeros((1, 1, 16, 16), dtype=torch.uint8)
     model, asked = (timm.create_model("vit_tiny_patch16_224", num_classes=10, **options) for options in (TINY, taught))
