@@ -95,7 +95,7 @@ def _convolution_backward(grad_out: Any, x: Any, weight: Any, *others: Any, **_:
     """
     transposed, wanted = others[4], others[7][:2]
     places = _shape(x if transposed else grad_out)[2:]
-    return 2.0 * math.prod(_shape(weight)) * _shape(x)[0] * math.prod(places) * sum(wanted)
+    return float(2 * math.prod(_shape(weight)) * _shape(x)[0] * math.prod(places) * sum(wanted))
 
 
 def operations(model: nn.Module, image: torch.Tensor, *, trains: bool) -> float:
