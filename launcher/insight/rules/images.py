@@ -77,7 +77,7 @@ def _step_left(evidence: Evidence, images: float) -> tuple[float, str]:
     """What a step takes with cheaper images, over what it takes, and why: none waits for data, nor for a core that workers had.
 
     Where an operator runs on two threads, each waits for a core as often as the other, and the training thread, spinning, for its peer:
-    its step becomes shorter by both waits, and the CPU time of all that spinning goes away. Real runs were off by 25 % at most, on 2 cores:
+    its step becomes shorter by both waits, and the CPU time of all that spinning goes away. Five real runs were off by 5 to 28 %, on 2 cores:
     `planted_bottlenecks.py data_bound`; with more threads it was not measured.
 
     Args:
