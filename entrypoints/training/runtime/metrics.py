@@ -215,9 +215,14 @@ def sagemaker_metrics(models: Sequence[str] = ()) -> dict[str, str]:
     """A training job's metrics: name -> regular expression.
 
     Args:
-        models: the names of several that the job trains. Of each, as many metrics as there is room for.
+        models: the names of several that the job trains. Of each, as many metrics as there is room for; MFU makes some.
     """
-    asked = {metric.sagemaker or metric.name: metric.expression for metric in METRICS if metric.sagemaker is not None}
+    left_out = (MFU,) if models else ()
+    asked = {
+        metric.sagemaker or metric.name: metric.expression
+        for metric in METRICS
+        if metric.sagemaker is not None and metric not in left_out
+    }
     room = (SAGEMAKER_AT_MOST - len(asked)) // len(models) if models else 0
     each = [metric for metric in OF_EACH if metric.sagemaker is not None][:room]
     return asked | {
