@@ -59,8 +59,9 @@ def test_a_script_that_resumes_exactly_passes_kills_of_every_kind(script_job, sa
     assert all(0 <= kill.at_step - kill.resumed_from <= (0 if kill.how == STOP else 9) for kill in found.kills)
     assert any(kill.resumed_from for kill in found.kills), "some run went on from a checkpoint"
     assert all(kill.seconds > 0 for kill in found.kills)
-    head, _, *rows, verdict = str(found).splitlines()
+    head, _, *rows, goodput, verdict = str(found).splitlines()
     assert re.split(" {2,}", head)[:4] == ["kill", "how", "at step", "resumed from"] and len(rows) == 4
+    assert goodput == "goodput: not measured (the script's steps were not timed)", "it imports no torch"
     assert verdict.startswith("the metrics of all 50 steps and the weights (weights.bin ") and "bit for bit" in verdict
     assert {run.name for run in found.runs} < {run.name for run in launcher.runs()}, "they are runs as any others"
     for run in found.runs:
