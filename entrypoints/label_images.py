@@ -30,7 +30,7 @@ def main(settings: LabellingSettings) -> None:
         data = open_images(settings, environment, channels)
         run.report.say_all(data.notes)
         run.record.passed("images")
-        precision.choose(settings.precision, world.device)  # TF32 where training has it, whose answers these are
+        precision.choose_tf32(settings.precision, world.device)  # as training, whose answers these are
         teacher = load_teacher(settings, environment, data.classes, channels).to(world.device)
         run.record.passed("models")
         bank = open_cache(settings, teacher, data, environment, world)

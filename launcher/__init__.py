@@ -57,7 +57,7 @@ __all__ = [
 ]
 
 
-PLACES = {
+_PLACES = {
     "Comparison": "launcher.insight.comparison:Comparison",
     "Diagnosis": "launcher.insight.diagnosis:Diagnosis",
     "Issue": "launcher.config.issues:Issue",
@@ -86,9 +86,9 @@ PLACES = {
 def __getattr__(name: str) -> object:
     if name == "study":
         return importlib.import_module("launcher.study")
-    if name not in PLACES:
+    if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, _, there = PLACES[name].partition(":")
+    module, _, there = _PLACES[name].partition(":")
     if name == "tune":
         from launcher.insight.diagnose import numpy_needed
 

@@ -27,15 +27,15 @@ from launcher_observer.process import process_started
 class TimelineFile:
     """Adds lines to one rank's file. It is opened for each: a script may close descriptors that it does not know."""
 
+    parts: dict[str, float] | None = None
+    """What passed before the first step, seconds by its name; None: not known."""
+
     def __init__(self, folder: Path, rank: int):
         """
         Args:
             folder: the host's output folder.
         """
         self.path = folder / f"timeline-{rank}.jsonl"
-
-    parts: dict[str, float] | None = None
-    """What passed before the first step, seconds by its name; None: not known."""
 
     def first_step(self, step: int, workers: int | None, ended: float | None = None) -> None:
         """This process's first step.

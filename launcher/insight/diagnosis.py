@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.insight import beginning, page, report_text, servers, summary, utilisation
+from launcher.insight import page, report_text, servers, start_up, summary, utilisation
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding
 from launcher.insight.measurements import Measurements
@@ -79,7 +79,7 @@ class Diagnosis:
             "utilisation": utilisation.to_dict(evidence),
             "start": {
                 "seconds": evidence.facts.get("seconds_to_first_step"),
-                "parts": dict(beginning.parts(evidence)),
+                "parts": dict(start_up.parts(evidence)),
             },
             "phases": {
                 name: {"seconds": seconds, "share": share} for name, seconds, share in summary.phase_rows(evidence)

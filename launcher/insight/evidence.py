@@ -182,10 +182,17 @@ class Evidence:
             return -np.inf, np.inf
         return float(min(began)), float(max(steps.ended[-1] for steps in self.ranks))
 
-    def during(self, series: Series) -> np.ndarray:
-        """The values of a series while steps ran; all of them where too few fall into that time."""
+    def during(self, series: Series, *, pauses: bool = True) -> np.ndarray:
+        """The values of a series while steps ran; all of them where too few fall into that time.
+
+        Args:
+            pauses: in checkpoints and evaluations between steps, too.
+        """
         begin, end = self.period
-        inside = series.values[(series.times >= begin) & (series.times <= end)]
+        chosen = (series.times >= begin) & (series.times <= end)
+        for stall in () if pauses else self.measurements.stalls:
+            chosen &= (series.times < stall.began) | (stall.began + stall.seconds < series.times)
+        inside = series.values[chosen]
         return inside if len(inside) >= FEW_SAMPLES else series.values
 
     @functools.cached_property

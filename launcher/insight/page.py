@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from launcher.insight import charts, pictures, report_text, servers, summary, utilisation, windows
+from launcher.insight import charts, pictures, report_text, servers, start_up, summary, utilisation, windows
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding, Fix, percent, written
 from launcher.insight.phases import parents
@@ -35,6 +35,7 @@ def fragment(evidence: Evidence, report: Report) -> str:
     return (
         f"<div class='diagnosis'><h2>{escape(report_text.headline(evidence, report))}</h2>"
         f"<p class='about'>{escape(evidence.measurements.source)} · {escape(report_text.about(evidence))}</p>"
+        + _about(start_up.sentence(evidence))
         + _about(utilisation.said(evidence))
         + _about(servers.said(evidence))
         + _unreadable(evidence)
@@ -64,7 +65,7 @@ def _run(evidence: Evidence, report: Report, place: int) -> str:
     headline = escape(report_text.headline(evidence, report)).replace(" %", "&nbsp;%")
     return (
         f"<section><p class='about'>{source}</p><h1>{headline}</h1><p class='about'>{escape(report_text.about(evidence))}</p>"
-        f"{_about(utilisation.said(evidence))}{_about(servers.said(evidence))}{_unreadable(evidence)}"
+        f"{_about(start_up.sentence(evidence))}{_about(utilisation.said(evidence))}{_about(servers.said(evidence))}{_unreadable(evidence)}"
         f"{_course(evidence)}{findings(report)}<div id='charts-{place}'></div>"
         f"{_section('Ranks, slowest first', rank_bars(evidence))}{_section('Phases of a usual step', phase_table(evidence))}"
         f"{_section('Operators that take longest', operator_table(evidence))}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from launcher.insight import beginning, servers, summary, utilisation, windows
+from launcher.insight import servers, start_up, summary, utilisation, windows
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding, percent
 from launcher.insight.report import Report
@@ -68,7 +68,7 @@ def text(evidence: Evidence, report: Report) -> str:
     """The whole report."""
     lines = [f"{evidence.measurements.source}: {headline(evidence, report)}"]
     lines += [f"  {about(evidence)}"] if about(evidence) else []
-    lines += _wrapped("  ", beginning.sentence(evidence))
+    lines += _wrapped("  ", start_up.sentence(evidence))
     lines += _wrapped("  ", utilisation.said(evidence))
     lines += [f"  {evidence.measurements.sampled}"] if evidence.measurements.sampled else []
     lines += _wrapped("  ", servers.said(evidence))

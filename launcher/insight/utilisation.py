@@ -9,7 +9,6 @@ import numpy as np
 
 from launcher.insight.evidence import FEW_SAMPLES, Evidence
 from launcher.insight.findings import percent
-from launcher.insight.measurements import Series
 
 INPUT, EXCHANGE = "data wait", "gradient exchange"
 IDLE = "idle device with data there (launches, copies)"
@@ -54,18 +53,10 @@ def utilisation(evidence: Evidence) -> Utilisation | None:
 
 
 def idle_in_steps(evidence: Evidence) -> float | None:
-    """Mean share of the time in which no kernel ran, over GPUs, 0 to 1, outside checkpoints and evaluations; None: too few samples."""
-    sampled = [_outside_pauses(series, evidence) for host in evidence.hosts for series in host.gpus.values()]
+    """Mean share of the time in which no kernel ran, over GPUs, 0 to 1, outside checkpoints and evaluations; None: no GPU was watched."""
+    sampled = [evidence.during(series, pauses=False) for host in evidence.hosts for series in host.gpus.values()]
     means = [float(values.mean()) for values in sampled if len(values) >= FEW_SAMPLES]
     return 1 - float(np.mean(means)) / 100 if means else None
-
-
-def _outside_pauses(series: Series, evidence: Evidence) -> np.ndarray:
-    begin, end = evidence.period
-    inside = (begin <= series.times) & (series.times <= end)
-    for stall in evidence.measurements.stalls:
-        inside &= (series.times < stall.began) | (stall.began + stall.seconds < series.times)
-    return series.values[inside]
 
 
 def said(evidence: Evidence) -> str:

@@ -28,7 +28,7 @@ from launcher.record import records
 from launcher.runner import kills as killing
 from launcher.runner.curves import Curve, compare, curve, missing, other_file, weights
 from launcher.runner.goodput import Goodput
-from launcher.runner.kills import ORDER, SERVER, STOP
+from launcher.runner.kills import ORDER, SERVER, STOP, Kill
 from launcher.runner.run import Run, start
 from launcher.show.table import Table
 
@@ -45,19 +45,6 @@ LONGER = "train longer, for example with hyperparameters.epochs and, where it is
 
 GOES_ON = re.compile(r"^resuming from the checkpoint of step (\d+)$")
 """How a script reports where it resumes, as entrypoints/training/engine/loop.py does."""
-
-
-@dataclass(frozen=True)
-class Kill:
-    """One kill, and how the next run continued."""
-
-    how: str
-    at_step: int
-    """The last step that the killed run reported."""
-    resumed_from: int = 0
-    """The step from which the next run resumed; 0: it started over. Of a server: the same step, since the run goes on."""
-    seconds: float = 0.0
-    """Seconds from the kill to the next run's first metric line; of a server, to the run's next step."""
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -21,6 +22,19 @@ SERVER, SERVER_TITLE = "SIGKILL to a server", "ray::ImageServer"
 
 WRITING_SECONDS = 20
 """Seconds that a kill waits for a checkpoint to begin."""
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One kill, and how the next run continued."""
+
+    how: str
+    at_step: int
+    """The last step that the killed run reported."""
+    resumed_from: int = 0
+    """The step from which the next run resumed; 0: it started over. Of a server: the same step, since the run goes on."""
+    seconds: float = 0.0
+    """Seconds from the kill to the next run's first metric line; of a server, to the run's next step."""
 
 
 def wait_for_a_checkpoint_under_way(run: Run) -> None:

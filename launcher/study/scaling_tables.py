@@ -26,14 +26,8 @@ def measured(lines: Sequence[Line], usd_an_hour: float | None, own_price: str) -
         own_price: why there is none; "": AWS's list may have it.
     """
     head = ["scaling", "hosts", "batch", "images/s", "ms a step", "efficiency", "exposed", "data_wait"]
-    head += ["s an epoch", "US$ an epoch", "US$ a million images"]
+    head += ["MFU", "s an epoch", "US$ an epoch", "US$ a million images"]
     rows = [_row(line, size, usd_an_hour) for line in lines for size in line.sizes]
-    utilised = [size.of("mfu") for line in lines for size in line.sizes]
-    if any(utilised):
-        head, rows = (
-            [*head, "MFU"],
-            [[*row, NOT_MEASURED if mfu is None else percents(mfu)] for row, mfu in zip(rows, utilised)],
-        )
     notes = [
         "images/s: median (min-max) of the repeats; each is the median over windows of five steps after the warm-up.",
         f"batch: images per process, with {counted(lines[0].processes_per_host, 'process', 'processes')} per host.",
@@ -48,11 +42,12 @@ def measured(lines: Sequence[Line], usd_an_hour: float | None, own_price: str) -
     if usd_an_hour is None:
         elsewhere = own_price or ", or read AWS's list with `launcher plan CONFIG --on aws --check`"
         notes.append(f"{NO_PRICE}: set compute.price_per_hour, US dollars a host-hour{elsewhere}.")
-    return Table(head, rows, "throughput and efficiency", notes)
+    return Table(head, rows, "throughput and efficiency", notes).without_empty("MFU")
 
 
 def _row(line: Line, size: Size, usd_an_hour: float | None) -> list[str]:
     efficiency, images, waits = line.efficiency(size), size.images, size.share("data_wait_seconds")
+    mfu = size.of("mfu")
     usd = None if usd_an_hour is None else usd_an_hour * size.hosts / 3600 / size.rate.median
     return [
         str(line),
@@ -63,6 +58,7 @@ def _row(line: Line, size: Size, usd_an_hour: float | None) -> list[str]:
         percents(efficiency) if efficiency is not None else SHARED,
         percent(size.exposed),
         percent(waits),
+        "-" if mfu is None else percents(mfu),
         f"{images / size.rate.median:.4g}" if images else NOT_MEASURED,
         NO_PRICE if usd is None else dollars(usd * images) if images else NOT_MEASURED,
         NO_PRICE if usd is None else dollars(usd * 1e6),

@@ -81,8 +81,12 @@ ASSUMPTIONS = (
 )
 
 
-def model(an_image: Assumption) -> ScalingModel:
-    """The step of one GPU among many; hosts exchange, and what the GPUs of a host exchange counts as computing."""
+def model(an_image: Assumption, backward: float) -> ScalingModel:
+    """The step of one GPU among many; hosts exchange, and what the GPUs of a host exchange counts as computing.
+
+    Args:
+        backward: share of the operations in the backward pass, 0 to 1.
+    """
     return ScalingModel(
         gradient_bytes=4 * PARAMETERS.value,
         fixed=0.0,
@@ -90,7 +94,7 @@ def model(an_image: Assumption) -> ScalingModel:
         input_an_image=0.0,
         seconds_a_byte=1 / BANDWIDTH.value,
         latency=LATENCY.value,
-        backward=(18.4 / 151 if an_image is ONLINE else 2 / 3),  # share of the operations, in GFLOP
+        backward=backward,
     )
 
 
@@ -120,8 +124,8 @@ def steps() -> Table:
     ]
     head += ["resized, GB/s", "FSx, TiB"]
     rows = []
-    for name, an_image in (("online", ONLINE), ("cached", CACHED)):
-        made = model(an_image)
+    for name, an_image, backward in (("online", ONLINE, 18.4 / 151), ("cached", CACHED, 2 / 3)):
+        made = model(an_image, backward)
         first = made.step(1, BATCH.value).seconds
         for gpus in GPUS:
             step = made.step(gpus // GPUS_A_HOST, BATCH.value)

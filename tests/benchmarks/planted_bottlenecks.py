@@ -202,7 +202,7 @@ def row(case: Case, data: Path, teacher: Path | None, options: argparse.Namespac
         after_case = replace(case, servers=int(str(top.fixes[0].value).split()[0]))  # "2 hosts that serve instead of 1"
         try:
             after = Diagnosis(read(str(train(after_case, base(case), case.plant, data, teacher))))
-        except RuntimeError as error:  # so many do not start on this machine; what was found stands
+        except RuntimeError as error:  # this machine cannot start them; what was found stands
             print(error, file=sys.stderr)
             return found
         return with_gain(found, top.gain, before, after)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
 import label_images
 import pytest
 import torch
@@ -17,6 +21,28 @@ from tests.device.stand_in import no_synchronisation
 
 WAITS = ("_report", "begin_epoch", "lacking", "complete_view", "close")
 """What labelling calls between two batches that may wait for the device."""
+
+
+@pytest.fixture(autouse=True)
+def tf32() -> Iterator[None]:
+    """The process's switches as they were, after a test that moves them."""
+    switches = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [one.allow_tf32 for one in switches]
+    yield
+    for one, allowed in zip(switches, before):
+        one.allow_tf32 = allowed
+
+
+def _assert_counted(folder: Path) -> None:
+    """A run's arithmetic is that of its teacher for every image."""
+    [file] = folder.rglob("timeline-0.jsonl")
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    [about] = [line for line in lines if line["kind"] == "arithmetic"]
+    windows = [line["extra"] for line in lines if line["kind"] == "steps"]
+    assert windows and about["teacher_gflop_an_image"][0] > 0
+    for one in windows:
+        each = one["tflops"] * 1000 / one["images_per_second"]
+        assert each == pytest.approx(sum(about["teacher_gflop_an_image"]), rel=1e-4)
 
 
 @pytest.mark.parametrize(("precision", "features"), [("fp16", "pooled"), ("int4", None)])
@@ -43,9 +69,13 @@ def test_a_bank_that_a_gpu_filled_holds_the_cpus_answers(runs: Runs, precision: 
                 return label(teacher, *rest)
 
         runs.monkeypatch.setattr(label_images, "label", watched)
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
         with sdpa_kernel(SDPBackend.MATH):
             label_images.main(LabellingSettings(**{**COMMON, **student, "teacher_cache": kept}))
         runs.monkeypatch.setattr(label_images, "label", label)
+        for switches in (torch.backends.cuda.matmul, torch.backends.cudnn):
+            assert switches.allow_tf32 == (device == CPU), "as training in fp32 has them; a CPU asks for nothing"
+        _assert_counted(folder)
         found.append([part for view in (1, 2) for part in decoded(Bank(folder / "bank"), view)])
     for on_gpu, on_cpu in zip(*found):
         assert len(on_gpu["image"]) == 24 and ("features" in on_gpu) == (features is not None)

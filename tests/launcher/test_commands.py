@@ -63,10 +63,23 @@ def test_a_run_is_started_shown_listed_and_compared(config):
     shown = typed("show", "test").stdout
     assert f"run {name}" in shown and "commit" in shown and "log algo-1" in shown
     assert "hello from the script" in typed("logs", name).stdout
-    assert typed("compare", name).returncode == 0
+    compared = typed("compare", name)
+    assert compared.returncode == 0 and "images/s" in compared.stdout and "MFU" not in compared.stdout
     assert typed("stop", name).stdout.strip() == f"{name} is over: Completed"
     again = typed("attach", name)
     assert again.returncode == 0 and "step 3/3" in again.stdout
+
+
+def test_runs_whose_utilisation_is_known_are_compared_by_it_too(config):
+    script = """
+import json, os, pathlib
+place = pathlib.Path(os.environ["SM_OUTPUT_DATA_DIR"], os.environ["SM_CURRENT_HOST"])
+place.mkdir(parents=True, exist_ok=True)
+(place / "result.json").write_text(json.dumps({"model": "resnet18", "steps": 9, "mfu": 0.3312}))
+"""
+    assert typed("run", config(script)).returncode == 0
+    head, _, row, *_ = typed("compare", "test").stdout.splitlines()
+    assert dict(zip(re.split(" {2,}", head), re.split(" {2,}", row)))["MFU"] == "33.12 %"
 
 
 def test_every_log_line_is_shown_when_asked_for(config):

@@ -12,8 +12,8 @@ import pytest
 import launcher
 from launcher.prepare import prepare
 from launcher.runner.curves import _checksum, compare, curve, missing, other_file
-from launcher.runner.drill import Drill, Kill, _Series, drill
-from launcher.runner.kills import HOST, MACHINE, SERVER, STOP, WORKERS
+from launcher.runner.drill import Drill, _Series, drill
+from launcher.runner.kills import HOST, MACHINE, SERVER, STOP, WORKERS, Kill
 from tests.conftest import assert_nothing_left
 
 COUNTS = """

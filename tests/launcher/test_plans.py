@@ -81,7 +81,7 @@ def test_every_public_name_is_what_its_annotation_says():
     [block] = [one for one in ast.parse((ROOT / "launcher/__init__.py").read_text()).body if isinstance(one, ast.If)]
     told = {name.asname or name.name: f"{one.module}:{name.name}" for one in block.body for name in one.names}
     assert told.pop("study") == "launcher:study" and launcher.study.__name__ == "launcher.study"
-    assert told == launcher.PLACES and {*launcher.__all__} == {*told, "study"} <= {*dir(launcher)}
+    assert told == launcher._PLACES and {*launcher.__all__} == {*told, "study"} <= {*dir(launcher)}
     for name in launcher.__all__:
         assert getattr(launcher, name) is not None
     with pytest.raises(AttributeError, match="module 'launcher' has no attribute 'nothing'"):

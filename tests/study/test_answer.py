@@ -185,6 +185,7 @@ def test_an_epochs_seconds_leave_out_warm_up_first_epoch_and_validation():
     assert found["first_epoch_seconds"] == pytest.approx(5 * 32 / 100 + 5 * 32 / 320)
     assert found["data_wait_share"] == pytest.approx(0.01 / 0.05) and found["cpu_share_p50"] == pytest.approx(0.4)
     assert (found["evaluate_seconds"], found["counted_steps"], found["gpu"]) == (3.0, 10, None)
+    assert found["mfu"] is None and measure(lines_of_a_run(), {**result, "mfu": 0.4})["mfu"] == 0.4
     first_only = measure(lines_of_a_run()[:2], result)
     assert first_only["images_per_second"] == pytest.approx(320), "without a second epoch, the first after its warm-up"
     assert first_only["cpu_share_p50"] is None, "cores are not known"

@@ -45,6 +45,12 @@ def test_the_tables_tell_what_it_costs_and_what_was_not_measured(known):
     # 190 images/s on two hosts at $3.60: 3000 images take 15.79 s, a million 1.462 h of two hosts
     for expected in ("190 (180-196)", "84.2", "95.0 % (90.9-95.0)", "9.5 %", "2.0 %", "15.79", "$0.0316", "$10.53"):
         assert expected in line, line
+    assert "MFU" not in told, "of no size is it known"
+    utilised = study([{**each, "mfu": "0.4" if each["hosts"] == "2" else ""} for each in known.table])
+    found = {
+        line.split()[5]: line for line in str(utilised).splitlines() if line.startswith("weak, batch 8 per process  ")
+    }
+    assert "  MFU  " in str(utilised) and "  40.0 %  " in found["2"] and "40.0 %" not in found["1"]
     missing = study([{**each, "exposed_seconds": "", "training_images": ""} for each in known.table])
     line = next(line for line in str(missing).splitlines() if line.startswith("weak, batch 8 per process      2 "))
     assert line.count("not measured") == 3 and "exposed exchange" not in str(missing) and "deadline" not in str(missing)
@@ -154,6 +160,7 @@ def test_what_the_ranks_recorded_becomes_a_line_of_the_table():
     assert found["exposed_seconds"] == pytest.approx(0.03) and found["backward_seconds"] == pytest.approx(0.03)
     assert (found["counted_steps"], found["gradient_bytes"], found["memory_gib"]) == (15, 4000, 2)
     assert set(found) == set(MEASURED)
+    assert found["mfu"] is None and measure(ranks, facts, {**result, "mfu": 0.4})["mfu"] == 0.4
     half = {**result, "settings": {"global_batch_size": 16, "gradient_compression": "bf16"}}
     assert measure(ranks, facts, half)["gradient_bytes"] == 2000
     for each in ranks:

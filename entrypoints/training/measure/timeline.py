@@ -93,7 +93,7 @@ class Timeline:
         self._since, self._cpu_since = now, cpu
 
     def asks(self, images: int) -> None:
-        """The teacher answers for so many images now."""
+        """The teacher answers for N images now."""
         self._answered += images
 
     def window(self) -> dict[str, float]:

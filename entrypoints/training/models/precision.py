@@ -69,9 +69,14 @@ def choose(setting: Name | Literal["auto"], device: torch.device) -> Precision:
     problem = unsupported(name, device)
     if problem:
         raise ValueError(f"precision {name}: {problem}")
+    choose_tf32(name, device)
+    return Precision(name, device)
+
+
+def choose_tf32(name: str, device: torch.device) -> None:
+    """Have what stays in fp32 beside a precision computed in tf32 on a GPU, but not beside fp32 itself; for the whole process."""
     if accelerator.is_gpu(device):
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = name != "fp32"
-    return Precision(name, device)
 
 
 def unsupported(name: str, device: torch.device) -> str | None:

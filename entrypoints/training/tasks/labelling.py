@@ -101,12 +101,12 @@ def label(teacher: Callable[[torch.Tensor], Output], bank: TeacherCache, loaders
     if not world.any(bank.writable):
         raise ValueError(f"{bank.where} is read-only: set teacher_cache.where to a folder that can be written")
     a_view = -(-len(batches.of_view(1)) // world.size)
+    steps, size, stopped, found = bank.views * a_view, batches.batch_size_per_device, False, 0
 
     def asked(images: torch.Tensor) -> Output:
         timeline.asks(len(images))
         return teacher(images)
 
-    steps, size, stopped, found = bank.views * a_view, batches.batch_size_per_device, False, 0
     for view in range(1, bank.views + 1):
         images = batches.of_view(view)
         bank.begin_epoch([view], images.ravel())

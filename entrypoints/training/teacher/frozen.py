@@ -75,11 +75,6 @@ class FrozenModel:
             logits, features = output if isinstance(output, tuple) else (output, None)
             return logits.float(), None if features is None else features.float()
 
-    @property
-    def counted(self) -> Counted:
-        """As measure/arithmetic.py counts it."""
-        return self._called, self.precision
-
     def digest(self) -> str:
         """SHA-256 of all that the logits depend on but the images, whatever file and device hold the weights."""
         described = {
@@ -152,7 +147,7 @@ class Teacher:
     @property
     def counted(self) -> list[Counted]:
         """Its models, as measure/arithmetic.py counts them."""
-        return [member.counted for member in self.members]
+        return [(member._called, member.precision) for member in self.members]
 
     @property
     def memory_bytes(self) -> int:

@@ -53,8 +53,8 @@ def gain_of_cheaper_images(evidence: Evidence, kind: str, touched: float, fix: F
     """
     images = _image_cost(evidence, fix)
     if images is not None and images < 1 and evidence.workers_part is not None:
-        step, why = _step_left(evidence, images)
-        free = _step_left(evidence, 0.0)[0]
+        step, why = _with_cheaper(evidence, images)
+        free = _with_cheaper(evidence, 0.0)[0]
         left, most = (
             1 - max(0.0, in_steps(evidence) - starts) * (1 - min(one, 1.0)) - starts * (1 - cost)
             for one, cost in ((step, images), (free, 0.0))
@@ -73,12 +73,12 @@ def gain_of_cheaper_images(evidence: Evidence, kind: str, touched: float, fix: F
     )
 
 
-def _step_left(evidence: Evidence, images: float) -> tuple[float, str]:
+def _with_cheaper(evidence: Evidence, images: float) -> tuple[float, str]:
     """What a step takes with cheaper images, over what it takes, and why: none waits for data, nor for a core that workers had.
 
     Where an operator runs on two threads, each waits for a core as often as the other, and the training thread, spinning, for its peer:
-    its step becomes shorter by both waits, and the CPU time of all that spinning goes away. Five real runs were off by 5 to 28 %, on 2 cores:
-    `planted_bottlenecks.py data_bound`; with more threads it was not measured.
+    its step becomes shorter by both waits, and the CPU time of all that spinning goes away. It was made on three real runs, off by
+    5 to 28 %; two others were off by 12 and 23 % (`planted_bottlenecks.py data_bound`). All had 2 cores; more threads were not measured.
 
     Args:
         images: CPU time of an image after the fix, over that before.

@@ -47,18 +47,13 @@ def noisy(evidence: Evidence) -> Answer:
     if taken_by_workers(evidence) is not None or (evidence.throttled or 0.0) >= NOTICEABLE:
         return EXPLAINED
     others = neighbours(evidence)
-    shares_cores = not evidence.on_gpu and not oversubscribed(evidence)
-    if (
-        shares_cores and THREADS in others
-    ):  # the model's own, which have cores of their own where nobody else takes them
-        del others[THREADS]
-        if others.get(PROGRAMS, 0.0) < max(NOTICEABLE * usable_cores(evidence), others.get(WORKERS, 0.0)):
+    if not evidence.on_gpu and not oversubscribed(evidence):  # its own threads have cores where nobody else takes them
+        own = {one: others.pop(one) for one in (WORKERS, THREADS) if one in others}
+        if own and others.get(PROGRAMS, 0.0) < max(NOTICEABLE * usable_cores(evidence), own.get(WORKERS, 0.0)):
             return DoesNotApply("a model on the CPU shares its cores with its data workers and its own threads")
     who = max(others, key=lambda one: others[one]) if others else None
     if who != PROGRAMS and evidence.workers != 0 and (evidence.share("data_wait") or 0.0) >= NOTICEABLE:
         return EXPLAINED  # what waits for the workers does not need its core
-    if who == WORKERS and shares_cores:
-        return DoesNotApply("a model on the CPU shares its cores with its data workers and its own threads")
     share = lost * evidence.steps_part
     return Finding(
         kind="noisy_neighbour",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from launcher.insight import beginning, speed, windows
+from launcher.insight import speed, start_up, windows
 from launcher.insight.answers import EXPLAINED, Answer, DoesNotApply, NotMeasured
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import NOTICEABLE, Finding, Fix, percent
@@ -162,7 +162,7 @@ def start(evidence: Evidence) -> Answer:
         )
     )
     fixes.append(shards(evidence, "few files to copy and list"))
-    parts = beginning.parts(evidence)
+    parts = start_up.parts(evidence)
     whole_steps = job_steps(evidence)
     later = (whole_steps or 0.0) - windows.steps_done(evidence.ranks[0]) if evidence.ranks else 0.0
     in_job = (begun + compiling) / (whole + max(0.0, later) * (evidence.step_seconds or 0.0))
@@ -173,9 +173,9 @@ def start(evidence: Evidence) -> Answer:
         evidence=(
             f"{seconds:.0f} s until the first step, {evidence.training_seconds:.0f} s of training after it",
             f"the first logged steps took {compiling:.0f} s longer than later ones",
-            *([f"until the first step: {beginning.said(parts)}"] if parts else []),
+            *([f"until the first step: {start_up.said(parts)}"] if parts else []),
         ),
-        cause=beginning.longest(parts)
+        cause=start_up.longest(parts)
         if parts
         else "before the first step, data are copied or listed, weights downloaded, or models compiled",
         fixes=tuple(fixes),

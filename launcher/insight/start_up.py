@@ -1,4 +1,4 @@
-"""What passes between a process's start and the end of its first step, by parts."""
+"""Start-up: what passes between a process's start and the end of its first step, by parts."""
 
 from __future__ import annotations
 
