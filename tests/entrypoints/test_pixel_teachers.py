@@ -70,7 +70,11 @@ def test_pixels_without_a_label_are_taught_by_the_teacher_alone():
     def gradient(teacher, **values) -> tuple[dict, torch.Tensor]:
         model = Fixed(logits.clone())
         settings = SegmentationSettings(model="x", classes=3, **values)
-        [losses] = Segmentation(model, teacher, settings, ALONE, Timeline(ALONE.device))(batch)
+        timeline = Timeline(ALONE.device)
+        [losses] = Segmentation(model, teacher, settings, ALONE, timeline)(batch)
+        timeline.step()
+        timeline.window()
+        assert timeline.answered == (0 if teacher is None else 1), "images that the teacher answered for"
         losses["loss"].backward()
         return {name: value.item() for name, value in losses.items()}, model.logits.grad
 
