@@ -40,6 +40,21 @@ def lost_to_workers(evidence: Evidence) -> float | None:
     return min(delay * workers / (workers + rivals or 1.0), workers / usable_cores(evidence))
 
 
+def peers(evidence: Evidence) -> float:
+    """How much of the training thread's computing on a CPU another thread of the process does beside it, 0 to 1."""
+    ranks = (evidence.world_size or 1) / max(len(evidence.hosts), 1)
+    computing = ranks * (thread_cpu(evidence) or 0.0)
+    return 0.0 if evidence.on_gpu or not computing else min(neighbours(evidence).get(THREADS, 0.0) / computing, 1.0)
+
+
+def cost_of_workers(evidence: Evidence) -> float:
+    """Share of the steps that data workers cost by the cores that they take; 0 where it was not recorded.
+
+    Where an operator runs on two threads, each waits for a core as often as the other, and the training thread for its peer too.
+    """
+    return (1 + peers(evidence)) * (lost_to_workers(evidence) or 0.0)
+
+
 def oversubscribed(evidence: Evidence) -> bool:
     """Whether a training process runs more threads of arithmetic than it has cores."""
     threads, each = evidence.facts.get("threads"), evidence.cores_each

@@ -175,8 +175,11 @@ class JobSubject(Subject):
         if evidence.workers == 0:
             return _first_workers(evidence)
         kind = evidence.settings.get("worker_type")
-        threads = kind == "threads" or (kind == "auto" and not evidence.on_gpu)
-        return {"worker_type": "processes" if threads else "threads"}
+        if kind not in ("threads", "processes", "loader"):  # auto
+            kind = "processes" if evidence.on_gpu else "threads"
+        beside_a_gpu = {"processes": "loader", "loader": "processes", "threads": "processes"}  # no lock that launching needs
+        beside_the_cpu = {"processes": "threads", "loader": "threads", "threads": "processes"}
+        return {"worker_type": (beside_a_gpu if evidence.on_gpu else beside_the_cpu)[kind]}
 
     def possible(self, changes: Changes) -> bool:
         return not plan(self.changed(changes), on=self.on).errors

@@ -7,7 +7,8 @@ scikit-learn's photographs, scaled as photographs on the web are: 400 x 300 pixe
 
 torchvision's way is that of aws-samples/sagemaker-cv-preprocessing-training-performance: ImageFolder with Pillow, and as its
 augmentation load HorizontalFlip, VerticalFlip and RandomRotation(5), nearest neighbours, N times; ours are bilinear. DALI's is
-its own reader, decoder with a random crop, resize and flip (`dali_path.plain`), where DALI is installed.
+its own reader, decoder with a random crop, resize and flip (`dali_path.plain`), where DALI is installed. SPDL's is its pipeline of
+threads, in which FFmpeg decodes, crops, scales and mirrors; Debian's FFmpeg is `apt-get install libavfilter8 libavdevice59`.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ LOADS = (0, 1, 4, 8, 12)
 TORCHVISION, OURS, COMPOSED, REFERENCE = "torchvision", "cpu", "cpu, composed", "cpu_reference"
 BARE, CUT = "bare decoding", "bare decoding, crop, resize"
 DALI, SMOOTH = "DALI on the CPU", "the same, smooth chroma"
+SPDL, LOADER = "SPDL", "cpu, a loader process"
 
 AHEAD = 6
 """Batches that are taken before the wall's clock starts: more than any of the ways makes ahead."""
@@ -125,6 +127,50 @@ def by_dali(root: Path, threads: int = 1, fancy: bool = False) -> Way:
 
 def has_dali() -> bool:
     return importlib.util.find_spec("nvidia") is not None and importlib.util.find_spec("nvidia.dali") is not None
+
+
+def by_spdl(root: Path, threads: int = 1) -> Way:
+    import spdl.io
+    from spdl.pipeline import PipelineBuilder
+
+    rng = random.Random(0)
+
+    def decoded(file: Path) -> Any:
+        packets = spdl.io.demux_image(str(file))
+        left, top, right, bottom = random_box((packets.width, packets.height), MIN_AREA, rng)
+        crop = f"crop={right - left}:{bottom - top}:{left}:{top}:exact=1,scale={SIZE}:{SIZE}:flags=bilinear"
+        mirror = ",hflip" if rng.random() < 0.5 else ""
+        return spdl.io.decode_packets(packets, filter_desc=f"{crop}{mirror},format=rgb24")
+
+    def made(part: tuple[Path, ...]) -> torch.Tensor:
+        return spdl.io.to_torch(spdl.io.convert_frames([*map(decoded, part)]))
+
+    files = sorted(root.rglob("*.jpg"))
+    batches = [tuple(files[first : first + BATCH]) for first in range(0, len(files) - BATCH + 1, BATCH)]
+    # whole batches, as in its examples: to hand over image by image takes longer than decoding
+    pipeline = (
+        PipelineBuilder()
+        .add_source(itertools.cycle(batches))
+        .pipe(made, concurrency=threads)
+        .add_sink(2)
+        .build(num_threads=threads)
+    )
+    with pipeline.auto_stop():
+        for images in pipeline:
+            assert images.shape == (BATCH, SIZE, SIZE, 3) and images.dtype == torch.uint8
+            yield len(images)
+
+
+def has_spdl() -> bool:
+    """Whether it is installed, and finds an FFmpeg."""
+    try:
+        import spdl.io
+
+        spdl.io.load_image(str(PHOTOGRAPHS / NAMES[0]))
+    except Exception as error:
+        print(f"without SPDL: {type(error).__name__}: {error}", flush=True)
+        return False
+    return True
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------
@@ -217,7 +263,10 @@ def cost_of_a_view(root: Path, images: int, rounds: int) -> str:
         REFERENCE: Contestant(ours, root, 1, preprocessing="cpu_reference"),
         BARE: Contestant(bare_decoding, root),
         CUT: Contestant(bare_decoding, root, cut=True),
+        LOADER: Contestant(ours, root, 1, "loader"),
     }
+    if has_spdl():
+        ways[SPDL] = Contestant(by_spdl, root)
     if has_dali():
         ways |= {DALI: Contestant(by_dali, root), SMOOTH: Contestant(by_dali, root, fancy=True)}
     found = measure(ways, images, rounds)
@@ -232,10 +281,13 @@ def speed_of_two(root: Path, images: int, rounds: int) -> str:
     ways = {
         "cpu, 2 threads": Contestant(ours, root, 2, "threads"),
         "cpu, 2 processes": Contestant(ours, root, 2, "processes"),
+        f"{LOADER} of 2 threads": Contestant(ours, root, 2, "loader"),
         "torchvision, 2 processes": Contestant(by_torchvision, root, 2),
     }
     if has_dali():
         ways["DALI on the CPU, 2 threads"] = Contestant(by_dali, root, threads=2)
+    if has_spdl():
+        ways["SPDL, 2 threads"] = Contestant(by_spdl, root, threads=2)
     found = measure(ways, images, rounds, wall=True)
     rows, first = [("", "images/s", "x the first's time")], next(iter(found.values()))
     for name, seconds in found.items():

@@ -27,6 +27,8 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "convolutional, channels last": ("train_classifier", CONVOLUTIONAL),
     "convolutional, contiguous": ("train_classifier", {**CONVOLUTIONAL, "channels_last": False}),
     "data worker processes": ("train_classifier", {"worker_type": "processes"}),
+    "a loader process": ("train_classifier", {"worker_type": "loader", "epochs": 4}),
+    "a loader process, two micro-batches a step": ("train_classifier", {"worker_type": "loader", "epochs": 4, "batch_size_per_device": 4}),
     "no data workers": ("train_classifier", {"num_workers": 0}),
     "one batch over and over": ("train_classifier", {"repeat_batch": True, "probe_input_images": 8}),
     "exported to ONNX": ("train_classifier", {"export_onnx": True}),

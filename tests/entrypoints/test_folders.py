@@ -243,7 +243,7 @@ def test_a_damaged_image_is_named(tmp_path, name):
         read(tmp_path / name, 3)
 
 
-@pytest.mark.parametrize(("workers", "kind"), [(0, "auto"), (1, "processes"), (2, "threads")])
+@pytest.mark.parametrize(("workers", "kind"), [(0, "auto"), (1, "processes"), (2, "threads"), (2, "loader")])
 def test_a_damaged_image_is_the_first_thing_that_the_failure_file_says(images, workers, kind):
     (images / "train/b/2.jpg").write_bytes((images / "train/b/2.jpg").read_bytes()[:300])
     opened = data(images, on_broken_image="fail")

@@ -309,3 +309,16 @@ def test_evaluations_are_compiled_where_training_is(tmp_path, monkeypatch):
     assert not seen
     compiled = run(tmp_path / "compiled", ema_decay=0.9, compile=True)
     assert seen == [40] * 3 and compiled.outcome.validation == plain.outcome.validation
+
+
+def test_a_loader_process_trains_the_same_model(tmp_path):
+    plain, beside = run(tmp_path / "plain"), run(tmp_path / "beside", worker_type="loader", num_workers=2)
+    assert losses(beside) == losses(plain) and same(beside.model, plain.model)
+
+
+def test_cudnn_times_its_algorithms_only_where_the_settings_say_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)  # whatever it was, it is that again after the test
+    run(tmp_path / "without", max_steps=1)
+    assert not torch.backends.cudnn.benchmark
+    run(tmp_path / "with", max_steps=1, cudnn_benchmark=True)
+    assert torch.backends.cudnn.benchmark

@@ -146,10 +146,11 @@ def test_a_hook_that_cannot_be_had_is_named_and_one_nobody_wants_is_not(asked_fo
     assert len(said) == 1
 
 
-def test_the_cpu_time_of_worker_processes_is_told_from_the_training_processs_own(tmp_path):
+@pytest.mark.parametrize("kind", ["processes", "loader"])
+def test_the_cpu_time_of_worker_processes_is_told_from_the_training_processs_own(tmp_path, kind):
     """The workers do next to nothing here; without the difference, none of it would be theirs, or all of it."""
     run(tmp_path / "alone", log_every=15)
-    run(tmp_path / "workers", log_every=15, num_workers=1, worker_type="processes")
+    run(tmp_path / "workers", log_every=15, num_workers=1, worker_type=kind)
     alone, workers = (
         next(event["extra"] for event in told(tmp_path / name) if event["kind"] == "steps")
         for name in ("alone", "workers")

@@ -3,6 +3,7 @@
     python -m tests.gpu                    all parts, then docs/results/gpu.md
     python -m tests.gpu 2                  one part, by its number or name; the page has all results so far
     python -m tests.gpu --only compiled    one check
+    python -m tests.gpu --skip-passed            without the checks that passed before, of this commit on such a GPU
     python -m tests.gpu page               the page from the results that are there; needs no GPU
     python -m tests.gpu 2 --results DIR --page FILE --commit ID    elsewhere, where the source is no git checkout
     python -m tests.gpu --rehearse         whatever can run on the CPU, at toy sizes; its page is no record
@@ -41,7 +42,15 @@ def main() -> int:
     make_bench = functools.partial(_bench, options.rehearse)
     for part in options.parts:
         print(f"part {suite.PARTS.index(part) + 1} of {len(suite.PARTS)}: {part}", flush=True)
-        suite.run_part(part, make_bench, folder, described, minutes=options.minutes, wanted=options.only)
+        suite.run_part(
+            part,
+            make_bench,
+            folder,
+            described,
+            minutes=options.minutes,
+            wanted=options.only,
+            skip_passed=options.skip_passed,
+        )
     return _write_page(place, folder)
 
 
@@ -53,6 +62,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--only", action="append", default=[], choices=[check.name for check in suite.CHECKS], metavar="CHECK"
     )
+    parser.add_argument("--skip-passed", action="store_true", help="without what passed before, of this commit on such a GPU")
     parser.add_argument("--minutes", type=float, default=8, help="of a part, at most")
     parser.add_argument("--results", type=Path, help="folder of the results; output/gpu unless given")
     parser.add_argument("--page", type=Path, help="docs/results/gpu.md unless given")
@@ -73,6 +83,7 @@ def _options() -> argparse.Namespace:
                 "python -m tests.gpu",
                 *names,
                 *(f"--only {name}" for name in options.only),
+                *(["--skip-passed"] * options.skip_passed),
                 *(["--rehearse"] * options.rehearse),
             ]
         )

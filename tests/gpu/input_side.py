@@ -1,4 +1,4 @@
-"""Item 9: a step on one batch over and over, and on JPEGs that threads or processes decode."""
+"""Item 9: a step on one batch over and over, and on JPEGs that workers of each kind decode."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def speeds(bench: Bench, result: Result) -> None:
     engine.loaders = replace(fresh, train=RepeatedBatch(fresh.train))
     steps, images = engine.steps(), sizes.large_batch
     best = seconds_a_step(bench, steps, 5, 10)
-    busy = _kernel_seconds(bench, steps) if bench.is_gpu else None
+    busy = kernel_seconds(bench, steps) if bench.is_gpu else None
     result.rows.append(_row("one batch over and over", 0, best, images, busy))
-    for kind in ("threads", "processes"):
+    for kind in ("threads", "processes", "loader"):
         chosen = replace(settings, worker_type=kind)
         engine.loaders = open_loaders(data, chosen, bench.world(), batch_size_per_device=images)
         seconds = seconds_a_step(bench, engine.steps(), 5, 10)
@@ -65,7 +65,7 @@ def _row(what: str, workers: int, seconds: float, images: int, busy: float | Non
     }
 
 
-def _kernel_seconds(bench: Bench, steps: Any) -> float:
+def kernel_seconds(bench: Bench, steps: Any) -> float:
     """Seconds a step in which the GPU works."""
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
         for _ in range(PROFILED):

@@ -30,10 +30,17 @@ ITEMS = {
     9: "Input side",
     10: "Throughput",
     11: "Checkpoint stall and GPU metrics",
+    12: "Augmentation load",
 }
 """What the page's sections are called."""
 
-PARTS = ("scripts", "host", "kernels", "input", "throughput-36", "throughput-256")
+MODELS, LOADS = ("resnet18", "resnet50", "resnet152"), (1, 4, 8, 12)
+"""Of the DALI post."""
+
+PARTS = (
+    *("scripts", "host", "kernels", "input", "throughput-36", "throughput-256"),
+    *(f"augmentation-{model}" for model in MODELS),
+)
 """Each takes eight minutes at most, and runs alone by its name or its number."""
 
 
@@ -79,7 +86,7 @@ CHECKS = (
     Check("memory-auto", 6, "kernels", "batch_size_per_device: auto", "footprint:automatic"),
     Check("fused-kernels", 7, "kernels", "Flash attention, fused AdamW, operator times", "kernels:fused"),
     Check("compiled", 8, "kernels", "A ragged evaluation, then training", "kernels:compiled", 240),
-    Check("input-side", 9, "input", "One batch, threads, processes", "input_side:speeds", 180),
+    Check("input-side", 9, "input", "One batch, and workers of each kind", "input_side:speeds", 180),
     Check("checkpoint-student", 11, "input", "Checkpoint of the student with EMA", "stalls:checkpoint", 180, options={"size": "student"}),
     Check("checkpoint-teacher", 11, "input", "Checkpoint of a model of the teacher's size with EMA", "stalls:checkpoint", 180, options={"size": "teacher"}),
     Check("gpu-metrics", 11, "input", "NVML's values and the system monitor's lines", "stalls:gpu_metrics"),
@@ -89,7 +96,14 @@ CHECKS = (
         for batch in (36, 256)
         for mode in ("eager", "compiled", "reduce-overhead")
     ),
+    Check("throughput-convolutions", 10, "throughput-256", "A convolutional model, cudnn_benchmark", "throughput:convolutions"),
     Check("throughput-fp8", 10, "throughput-256", "fp8 teacher", "throughput:fp8_teacher"),
+    *(
+        Check(f"augmentation-{model}-{load}", 12, f"augmentation-{model}", f"{model}, augmentation load {load}", "augmentation:speeds",
+              120, {"model": model, "load": load})
+        for model in MODELS
+        for load in LOADS
+    ),
 )  # fmt: skip
 
 
@@ -108,6 +122,7 @@ def run_part(
     *,
     minutes: float,
     wanted: Sequence[str] = (),
+    skip_passed: bool = False,
 ) -> list[Outcome]:
     """Run a part's checks one after the other, each in a process of its own, and keep each outcome as it comes.
 
@@ -115,10 +130,12 @@ def run_part(
         make_bench: gives what a check works with, in an empty folder.
         folder: of the outcomes.
         wanted: names of checks. Empty: all of the part.
+        skip_passed: without those that passed before, of this commit on such a device.
     """
     ends, found = time.monotonic() + minutes * 60, []
+    passed = _passed(folder, machine) if skip_passed else set()
     for check in CHECKS:
-        if check.part != part or (wanted and check.name not in wanted):
+        if check.part != part or (wanted and check.name not in wanted) or check.name in passed:
             continue
         left = ends - time.monotonic()
         if left < 1:
@@ -131,6 +148,16 @@ def run_part(
         found.append(outcome)
         print(f"{outcome.status:12} {check.name} ({outcome.seconds:.1f} s) {first_line(outcome)}".rstrip(), flush=True)
     return found
+
+
+def _passed(folder: Path, machine: Mapping[str, Any]) -> set[str]:
+    """The checks that passed before, of the same commit on a device of the same name."""
+    same = ("commit", "device")
+    return {
+        name
+        for name, outcome in outcomes.read(folder).items()
+        if outcome.status == "passed" and all(outcome.machine[key] == machine[key] for key in same)
+    }
 
 
 def without_paths(text: str) -> str:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,11 @@ HIDDEN = {name: value for name, value in os.environ.items() if not name.startswi
 }
 """No GPU, and no `make` around: one that `make test` started would also say which folder it enters."""
 
-SAME_LINES = ("throughput-36-compiled",)
+SAME_LINES = (
+    "throughput-36-compiled",
+    *(f"throughput-256-{mode}" for mode in ("eager", "compiled", "reduce-overhead")),
+    *(check.name for check in suite.CHECKS if check.item == 12 and check.name != "augmentation-resnet18-4"),
+)
 """Checks that run no line which another one does not run."""
 
 ELSEWHERE = ("needs a GPU", "nvidia.dali is not installed", "not built: the kit has no fp8 teacher")
@@ -32,7 +37,8 @@ ELSEWHERE = ("needs a GPU", "nvidia.dali is not installed", "not built: the kit 
     "parts",
     [
         ("scripts",),
-        *(pytest.param(parts, marks=pytest.mark.slow) for parts in (("host", "input"), ("kernels", "throughput-36"))),
+        pytest.param(("host", "input", "augmentation-resnet18"), marks=pytest.mark.slow),
+        pytest.param(("kernels", "throughput-36", "throughput-256"), marks=pytest.mark.slow),
     ],
 )
 def test_every_check_runs_at_toy_sizes_up_to_its_first_line_for_a_gpu(parts, tmp_path):
@@ -95,6 +101,23 @@ def test_what_the_time_does_not_reach_is_said_to_be_not_checked(tmp_path):
     [first, *_] = suite.run_part("host", lambda folder: None, tmp_path, machine, minutes=0)
     assert (first.status, first.reason) == ("not checked", "the part's 0 minutes were over")
     assert page.render({first.check: first}).count("**Not checked** because the part's 0 minutes were over.") == 1
+
+
+def test_what_passed_before_of_this_commit_on_such_a_device_can_be_skipped(tmp_path, monkeypatch):
+    names = ("holding", "not_holding", "elsewhere")
+    checks = [Check(name, 1, "host", f"A check: {name}", f"test_rehearsal:{name}", seconds=5.0) for name in names]
+    monkeypatch.setattr(suite, "CHECKS", checks)
+    machine = {"packages": {}, "commit": "abc", "date": "today", "command": "make gpu", "device": "a GPU"}
+
+    def ran(described: dict[str, Any], **options: Any) -> list[str]:
+        make_bench = lambda folder: SimpleNamespace(folder=folder)  # noqa: E731
+        return [one.check for one in suite.run_part("host", make_bench, tmp_path, described, minutes=1, **options)]
+
+    assert ran(machine) == [*names]
+    assert ran(machine, skip_passed=True) == ["not_holding", "elsewhere"]
+    assert ran({**machine, "device": "another GPU"}, skip_passed=True) == [*names]
+    assert ran({**machine, "commit": "abd"}, skip_passed=True) == [*names]
+    assert ran(machine) == [*names], "what is not skipped is checked anew"
 
 
 def test_the_page_has_what_ran_before_and_what_did_not_run(tmp_path):

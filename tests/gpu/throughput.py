@@ -61,6 +61,25 @@ def distillation(bench: Bench, result: Result, *, batch: int, mode: str) -> None
         result.figures |= {"source of the peak": about["peak_source"]} if "peak_source" in about else {}
 
 
+def convolutions(bench: Bench, result: Result) -> None:
+    """A convolutional model on labels alone, with the algorithms that cuDNN takes by itself, and with those that it found to be the fastest."""
+    sizes = bench.sizes
+    for timed in (False, True):
+        settings = bench.settings(
+            student=sizes.encoder.name,
+            hard_label_weight=1.0,
+            global_batch_size=sizes.large_batch,
+            cudnn_benchmark=timed,
+        )
+        engine = bench.engine(settings, bench.noise(EPOCH * sizes.large_batch), bench.model(sizes.encoder), None)
+        pixels = torch.zeros(1, 3, sizes.image_size, sizes.image_size, dtype=torch.uint8)
+        engine.run.arithmetic.count(pixels, [engine.state.counted])
+        engine.loaders = replace(engine.loaders, train=RepeatedBatch(engine.loaders.train))
+        row = _measured(bench, engine, sizes.large_batch, "eager", "labels alone")
+        result.rows.append({"cudnn_benchmark": timed, **row})
+    bench.require_gpu("a comparison of speeds")
+
+
 def fp8_teacher(bench: Bench, result: Result) -> None:
     """The kit has none."""
     raise NotChecked("not built: the kit has no fp8 teacher")

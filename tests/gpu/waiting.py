@@ -35,8 +35,8 @@ TRIES = 3
 
 
 def distillation(bench: Bench, result: Result) -> None:
-    """Online distillation with an average of the weights, on batches that processes and that threads make."""
-    for kind in ("processes", "threads"):
+    """Online distillation with an average of the weights, on batches that workers of each kind make."""
+    for kind in ("processes", "threads", "loader"):
         _never_waits(bench, result, _distillation(bench, worker_type=kind).steps(), f"batches by {kind}")
     bench.require_gpu(BUSY)
 

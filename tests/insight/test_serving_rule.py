@@ -356,4 +356,4 @@ def test_tune_keeps_the_servers(tmp_path):
             changes = [subject.also(finding, evidence), *map(subject.changes_of, finding.fixes)]
             assert not any({"worker_type", "num_workers"} & {*change} for change in changes), finding
     own = Evidence(plant(phases=GPU, gpu=85, epoch_start=2.0))
-    assert subject.also(judge(own).findings[0], own) == {"worker_type": "threads"}
+    assert subject.also(judge(own).findings[0], own) == {"worker_type": "loader"}

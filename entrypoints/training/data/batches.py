@@ -80,6 +80,28 @@ STAYING = ("indices", "views", "records")
 """Fields of a batch that are read on the CPU, whatever device trains."""
 
 
+def map_leaves(batch: Any, kinds: type | tuple[type, ...], change: Callable[[Any], Any]) -> Any:
+    """A batch, a list or a NamedTuple and what is in it, with what a function makes of each instance of some types; all else stays."""
+    if isinstance(batch, kinds):
+        return change(batch)
+    if not isinstance(batch, (list, tuple)):
+        return batch
+    values = [map_leaves(value, kinds, change) for value in batch]
+    return batch._make(values) if hasattr(batch, "_make") else values
+
+
+def map_tensors(batch: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """The same for its tensors."""
+    return map_leaves(batch, torch.Tensor, change)
+
+
+def bytes_of(batch: Any) -> int:
+    """Of all tensors of a batch."""
+    if isinstance(batch, torch.Tensor):
+        return batch.numel() * batch.element_size()
+    return sum(map(bytes_of, batch)) if isinstance(batch, (list, tuple)) else 0
+
+
 def views_of(epoch: int, views: int | None, together: int = 1) -> range:
     """The views that an epoch draws of each of its images, from 1 on; with `views`, a multiple of `together`, they come round again."""
     visit = (epoch - 1) // together

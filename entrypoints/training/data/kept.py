@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import torch
 from launcher_observer.system.host import available_memory
 
+from training.data.batches import bytes_of, map_tensors
 from training.runtime.environment import processes_on_host
 
 SHARE = 0.05
@@ -34,7 +34,7 @@ class KeptBatches:
         kept: list[Any] = []
         room = self._budget
         for batch in self.loader:
-            room -= _bytes(batch)
+            room -= bytes_of(batch)
             self._fits = self._fits and room >= 0
             if self._fits:
                 kept.append(_own(batch))
@@ -52,13 +52,4 @@ def budget() -> int:
 
 def _own(batch: Any) -> Any:
     """A batch without a worker's shared memory, of which each tensor keeps a file open."""
-    if isinstance(batch, torch.Tensor):
-        shared = batch.is_shared()
-        return batch.clone() if shared else batch
-    return [*map(_own, batch)] if isinstance(batch, (list, tuple)) else batch
-
-
-def _bytes(batch: Any) -> int:
-    if isinstance(batch, torch.Tensor):
-        return batch.numel() * batch.element_size()
-    return sum(map(_bytes, batch)) if isinstance(batch, (list, tuple)) else 0
+    return map_tensors(batch, lambda values: values.clone() if values.is_shared() else values)

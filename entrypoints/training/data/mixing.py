@@ -35,9 +35,14 @@ class Mixing:
     probability: float = 1.0
     """Share of the images that are mixed; with both, half of these by each."""
 
+    @property
+    def is_on(self) -> bool:
+        """Whether any image is mixed."""
+        return self.mixup > 0 or self.cutmix > 0
+
     def happens(self, rng: random.Random) -> bool:
         """Whether an image is mixed."""
-        return (self.mixup > 0 or self.cutmix > 0) and rng.random() < self.probability
+        return self.is_on and rng.random() < self.probability
 
     def draw(self, size: tuple[int, int], rng: random.Random) -> Mix:
         """How an image of that height and width is mixed."""

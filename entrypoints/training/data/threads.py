@@ -5,15 +5,15 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from PIL import Image
 
-from training.data.batches import EvaluationBatches, Images, SampleKey, TrainingBatches, parts_of
+from training.data.batches import EvaluationBatches, Images, SampleKey, TrainingBatches, map_tensors, parts_of
 from training.runtime import accelerator
 
 Made = TypeVar("Made")
@@ -59,11 +59,11 @@ class ThreadedLoader:
     def _batches(self, batches: Iterator[list[SampleKey]]) -> Iterator[Any]:
         Image.init()  # all of Pillow's formats, which it would else look for at the first that it meets, in several threads
         pool = ThreadPoolExecutor(self.threads, thread_name_prefix="data worker")
-        waiting: deque[_Batch] = deque()
+        waiting: deque[BatchInTheMaking] = deque()
         try:
-            waiting.extend(_Batch(self, draws, pool) for draws in itertools.islice(batches, AHEAD))
+            waiting.extend(self._begun(draws, pool) for draws in itertools.islice(batches, AHEAD))
             while waiting:
-                waiting.extend(_Batch(self, draws, pool) for draws in itertools.islice(batches, 1))
+                waiting.extend(self._begun(draws, pool) for draws in itertools.islice(batches, 1))
                 yield waiting[0].result()
                 waiting.popleft()
         finally:  # also where a program that failed ends with an iteration still open
@@ -71,20 +71,43 @@ class ThreadedLoader:
                 batch.cancel()
             pool.shutdown(wait=True)
 
+    def _begun(self, draws: list[SampleKey], pool: ThreadPoolExecutor) -> BatchInTheMaking:
+        return BatchInTheMaking(self.dataset, draws, self._collated, pool, self.threads, self._memory)
 
-class _Batch:
-    """One batch in the making."""
+    def _collated(self, items: list[Any], images: torch.Tensor) -> Any:
+        return pinned_batch(self.collate(items, images), self.pin_for)
 
-    def __init__(self, loader: ThreadedLoader, draws: list[SampleKey], pool: ThreadPoolExecutor):
-        self._loader, self._draws = loader, draws
-        begin = getattr(loader.dataset, "begin_batch", None)
-        self._item: Callable[[SampleKey], Any] = begin(draws) if begin is not None else loader.dataset.__getitem__
+    def _memory(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, pin_memory=accelerator.is_gpu(self.pin_for))
+
+
+class BatchInTheMaking:
+    """One batch, made in parts by a pool's threads.
+
+    Args:
+        dataset, collate: as ThreadedLoader takes them.
+        threads: of the pool.
+        memory: gives a tensor of a shape and a type, in which the images are to lie.
+    """
+
+    def __init__(
+        self,
+        dataset: Images,
+        draws: list[SampleKey],
+        collate: Callable[[list[Any], torch.Tensor], Any],
+        pool: ThreadPoolExecutor,
+        threads: int,
+        memory: Callable[[Sequence[int], torch.dtype], torch.Tensor],
+    ):
+        self._draws, self._collate, self._memory = draws, collate, memory
+        begin = getattr(dataset, "begin_batch", None)
+        self._item: Callable[[SampleKey], Any] = begin(draws) if begin is not None else dataset.__getitem__
         self._lock = threading.Lock()
         self._images: torch.Tensor | None = None
         self._items: list[Any] = [None] * len(draws)
         self._unmade = len(draws)
         self._whole: Any = None
-        parts = parts_of(draws, max(1, len(draws) // (loader.threads * PARTS)))
+        parts = parts_of(draws, max(1, len(draws) // (threads * PARTS)))
         self._parts: list[Future[None]] = [pool.submit(self._make, part) for part in parts]
 
     def result(self) -> Any:
@@ -98,6 +121,10 @@ class _Batch:
         for part in self._parts:
             part.cancel()
 
+    def settle(self) -> None:
+        """Wait until no thread works on it any more, whatever became of it."""
+        wait(self._parts)
+
     def _make(self, places: range) -> None:
         for place in places:
             item = self._item(self._draws[place])
@@ -107,7 +134,7 @@ class _Batch:
         with self._lock:
             self._unmade -= len(places)
             last = not self._unmade
-        if last:  # here, and not in the thread that trains
+        if last:  # here, and not in the thread that takes it
             self._whole = self._collated()
 
     def _collated(self) -> Any:
@@ -115,30 +142,21 @@ class _Batch:
         if self._images is None:  # no item came
             return None
         images = self._images if len(there) == len(self._items) else self._images[there]
-        batch = self._loader.collate([self._items[place] for place in there], images)
-        return pinned_batch(batch, self._loader.pin_for)
+        return self._collate([self._items[place] for place in there], images)
 
     def _buffer(self, image: torch.Tensor) -> torch.Tensor:
         """Where the batch's images go, from the first on that shows how large they are."""
         with self._lock:
             if self._images is None:
-                shape = (len(self._draws), *image.shape)
-                self._images = torch.empty(
-                    shape, dtype=image.dtype, pin_memory=accelerator.is_gpu(self._loader.pin_for)
-                )
+                self._images = self._memory((len(self._draws), *image.shape), image.dtype)
             return self._images
 
 
 def pinned_batch(batch: Any, device: torch.device) -> Any:
-    """A batch, a list or a NamedTuple and what is in it, with its CPU tensors where a GPU fetches them by itself."""
+    """A batch with its CPU tensors where a GPU fetches them by itself."""
     if not accelerator.is_gpu(device):
         return batch
-    if isinstance(batch, torch.Tensor):
-        return accelerator.pinned(batch, device)
-    if not isinstance(batch, (list, tuple)):
-        return batch
-    values = [pinned_batch(value, device) for value in batch]
-    return batch._make(values) if hasattr(batch, "_make") else values
+    return map_tensors(batch, lambda values: accelerator.pinned(values, device))
 
 
 class PerBatchMemo(Generic[Made]):

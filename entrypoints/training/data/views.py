@@ -132,7 +132,7 @@ class TrainingViews:
             "preprocessing": self.preprocessor.name,
             **asdict(self.augmentation),
             "mixing": asdict(self.mixing),
-            **({"partners": self._partners_description()} if self.mixing.mixup or self.mixing.cutmix else {}),
+            **({"partners": self._partners_description()} if self.mixing.is_on else {}),
         }
 
     def listing(self) -> str:
@@ -149,6 +149,8 @@ class TrainingViews:
 
     def partner(self, view: int, index: int) -> tuple[int, random.Random] | None:
         """With which image one is mixed, and what decides how. None: it is not."""
+        if not self.mixing.is_on:  # to make a generator takes as long as to read a small file
+            return None
         rng = random.Random(f"{self.seed}/{view}/{index}/mixing")
         if not self.mixing.happens(rng):
             return None

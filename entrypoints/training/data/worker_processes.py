@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
-from multiprocessing.context import BaseContext
+from multiprocessing.context import ForkServerContext
 from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def in_own_group(_worker: int) -> None:
     os.setpgrp()
 
 
-def from_clean_server() -> BaseContext:
+def from_clean_server() -> ForkServerContext:
     """The context of workers that are no forks of this process: EFA's memory must not be forked
     (https://github.com/aws/aws-ofi-nccl/issues/69), nor CUDA's threads.
 

@@ -72,7 +72,7 @@ def worker_kind(settings: TrainingSettings, device: torch.device) -> WorkerKind:
     Threads beside the one that launches kernels cost a GPU's step: 50 of 335 ms for one of them
     (https://github.com/pytorch/pytorch/issues/77139).
     """
-    if settings.worker_type in ("threads", "processes"):
+    if settings.worker_type in ("threads", "processes", "loader"):
         return settings.worker_type
     return "threads" if settings.preprocessing == "cpu" and not accelerator.is_gpu(device) else "processes"
 
@@ -126,4 +126,6 @@ def milliseconds_an_image(images: Images, views: int = 1) -> float:
 def _counted(kind: WorkerKind, count: int) -> str:
     if count == 0:
         return "none, the training process itself"
+    if kind == "loader":
+        return f"{count} thread{'s' if count > 1 else ''} of a loader process"
     return f"{count} {kind}" if count > 1 else f"1 {kind.removesuffix('es') if kind == 'processes' else 'thread'}"

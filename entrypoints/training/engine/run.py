@@ -77,6 +77,7 @@ def open_run(settings: Settings, environment: Environment, world: World) -> tupl
     """
     precision, why = resolved(settings.precision, world.device)
     settings = replace(settings, precision=precision)
+    torch.backends.cudnn.benchmark = settings.cudnn_benchmark
     report = Reporter(environment.output_data_dir, active=world.is_first)
     if world.is_first_on_host:
         (environment.output_data_dir / LISTING).unlink(missing_ok=True)  # an earlier run's, in a plain shell

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -115,6 +115,27 @@ def pinned(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     if not is_gpu(device) or values.device.type != "cpu" or values.is_pinned():
         return values
     return values.pin_memory()
+
+
+def pin_in_place(values: torch.Tensor, device: torch.device) -> Callable[[], None]:
+    """Have a GPU fetch by itself from memory that was allocated elsewhere, such as one that processes share: cudaHostRegister
+    (CUDA runtime API, "Memory Management").
+
+    Returns:
+        What undoes it, before the memory is unmapped.
+
+    Raises:
+        RuntimeError: the driver refuses it; the message says why.
+    """
+    gpu = module(device)
+    runtime, begin = gpu.cudart(), values.data_ptr()
+    gpu.check_error(int(runtime.cudaHostRegister(begin, values.numel() * values.element_size(), 0)))
+
+    def undo() -> None:
+        synchronize(device)  # it may still fetch
+        runtime.cudaHostUnregister(begin)
+
+    return undo
 
 
 @contextlib.contextmanager

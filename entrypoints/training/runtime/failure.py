@@ -84,7 +84,8 @@ CAUSES = (
         "/dev/shm is too small for the data workers. Lower num_workers; in docker, raise --shm-size",
     ),
     Cause(
-        r"DataLoader worker .*(exited unexpectedly|killed by signal)|can't allocate memory|Cannot allocate memory|\bMemoryError\b",
+        r"DataLoader worker .*(exited unexpectedly|killed by signal)|loader process has ended|can't allocate memory|Cannot allocate memory|"
+        r"\bMemoryError\b",
         "the host's memory is full, or a data worker crashed. Lower num_workers, or take an instance type with more memory",
     ),
     Cause(

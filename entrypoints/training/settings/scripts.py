@@ -9,7 +9,7 @@ from training.settings import fixed_on_resume, limits, require, setting
 from training.settings.features import FeatureSettings
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
-WorkerKind = Literal["threads", "processes"]
+WorkerKind = Literal["threads", "processes", "loader"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +46,9 @@ class TrainingSettings:
     """Pass the trained model through torch.compile."""
     channels_last: bool | None = setting(None, on_resume="may change")
     """Memory order of images and weights. None: channels last for convolutional models."""
+    cudnn_benchmark: bool = setting(False, on_resume="may change")
+    """On a GPU, have cuDNN time its algorithms for each convolution and shape at its first batch, and take the fastest; else it goes by
+    rules of thumb. Two runs may then choose differently, and round differently."""
     static_graph: bool = setting(False, on_resume="may change")
     """Tell DistributedDataParallel that every step uses the same parameters; it then orders its reductions once."""
     gradient_compression: Literal["none", "bf16"] = setting("none", on_resume="may change")
@@ -63,9 +66,9 @@ class TrainingSettings:
     num_workers: int | Literal["auto"] = setting("auto", at_least=0, on_resume="may change")
     """Workers that decode images, per training process. 0: the training process itself. auto: from the cores that it may use and
     from what an image costs. Which images make a batch, and their pixels, never depend on it."""
-    worker_type: Literal["auto", "threads", "processes", "remote"] = setting("auto", on_resume="may change")
-    """What makes the training images. Threads share the training process; processes cost more for an image, and are there for what
-    holds Python's lock.
+    worker_type: Literal["auto", "threads", "processes", "loader", "remote"] = setting("auto", on_resume="may change")
+    """What makes the training images. threads share the training process; processes cost more for an image, and are there for what
+    holds Python's lock; loader: threads of one process beside it, which put batches into memory that both share, pinned for a GPU.
     auto: threads with preprocessing cpu on the CPU, else processes: a thread that decodes holds the lock that launching a GPU's kernels
     needs. remote: the hosts of the instance groups that do not train, by Ray; held-out images are made as with auto."""
     without_servers: Literal["go_on", "fail"] = setting("go_on", on_resume="may change")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from launcher.aws import catalog
 from launcher.insight import phases
 from launcher.insight.answers import Answer, DoesNotApply, NotMeasured
+from launcher.insight.contention import cost_of_workers
 from launcher.insight.evidence import IDLE_GPU, Evidence
 from launcher.insight.findings import NOTICEABLE, Finding, Fix, Gain, percent
 from launcher.insight.gains import bounded, estimated, step_left
@@ -138,7 +139,9 @@ def _without_teacher(evidence: Evidence, share: float, remaining: float, said: s
         remaining: of that.
     """
     working = 1 - (evidence.share("data_wait") or 0.0)
-    bare, why = step_left(evidence, 1 - share, own_cpu=1 - share / working)
+    # a worker begins with its next batch as a step begins, when the teacher runs: without it, the student loses these cores
+    theirs = min(share, cost_of_workers(evidence))
+    bare, why = step_left(evidence, 1 - share + theirs, own_cpu=1 - share / working)
     left = 1 - evidence.steps_part * (1 - remaining) * (1 - min(bare, 1.0))
     formula = f"{said}; a step without it takes {why} of its time: 1 / {left:.2f}"
     return estimated(evidence, "teacher_bound", share * evidence.steps_part, left, formula)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from launcher.insight import calibration
-from launcher.insight.contention import THREADS, lost_to_workers, neighbours, thread_cpu
+from launcher.insight.contention import cost_of_workers, lost_to_workers, peers
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import NOTICEABLE, Fix, Gain, percent
 from launcher.insight.gains import bounded, estimated, in_steps, step_left
@@ -76,20 +76,16 @@ def gain_of_cheaper_images(evidence: Evidence, kind: str, touched: float, fix: F
 def _with_cheaper(evidence: Evidence, images: float) -> tuple[float, str]:
     """What a step takes with cheaper images, over what it takes, and why: none waits for data, nor for a core that workers had.
 
-    Where an operator runs on two threads, each waits for a core as often as the other, and the training thread, spinning, for its peer:
-    its step becomes shorter by both waits, and the CPU time of all that spinning goes away. It was made on three real runs, off by
+    A thread that waits for its peer spins, and the CPU time of all that spinning goes away. It was made on three real runs, off by
     5 to 28 %; two others were off by 12 and 23 % (`planted_bottlenecks.py data_bound`). All had 2 cores; more threads were not measured.
 
     Args:
         images: CPU time of an image after the fix, over that before.
     """
     lost = (1 - images) * (lost_to_workers(evidence) or 0.0)
-    others, ranks = neighbours(evidence), (evidence.world_size or 1) / max(len(evidence.hosts), 1)
-    computing = ranks * (thread_cpu(evidence) or 0.0)
-    peer = 0.0 if evidence.on_gpu or not computing else min(others.get(THREADS, 0.0) / computing, 1.0)
     own, step = evidence.own_cpu, evidence.steady_step_seconds
-    spun = 2 * peer * lost * step / own if own and step else 0.0
-    busy = max(0.0, 1 - (evidence.share("data_wait") or 0.0) - (1 + peer) * lost)
+    spun = 2 * peers(evidence) * lost * step / own if own and step else 0.0
+    busy = max(0.0, 1 - (evidence.share("data_wait") or 0.0) - (1 - images) * cost_of_workers(evidence))
     return step_left(evidence, busy, images=images, own_cpu=max(0.0, 1 - spun))
 
 

@@ -268,7 +268,7 @@ def _copy(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False
     values, place = on_host(source), on_host(target)
     if hosts and source.numel():
         direction = "a copy from the device" if hosts[0] is target else "a copy to the device"
-        if not getattr(hosts[0].untyped_storage(), "pinned", False):
+        if not hosts[0].is_pinned():
             synchronised(f"{direction} that is not pinned here")
         elif not non_blocking:
             synchronised(f"{direction} without non_blocking")

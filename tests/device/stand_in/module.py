@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
+from tests.device.stand_in import pinned
 from tests.device.stand_in.kernels import Memory, Random
 from tests.device.stand_in.synchronisation import synchronised
 
@@ -158,6 +159,13 @@ class Gpu:
 
     def empty_cache(self) -> None:
         pass
+
+    def cudart(self) -> type[pinned.Runtime]:
+        return pinned.Runtime
+
+    def check_error(self, code: int) -> None:
+        if code:
+            raise RuntimeError(f"error {code}: the memory is registered already, or never was")
 
     # -- random numbers
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 
@@ -28,7 +29,26 @@ def pin_memory(tensor: torch.Tensor, device: object = None) -> torch.Tensor:
 
 def is_pinned(tensor: torch.Tensor, device: object = None) -> bool:
     """Whether a tensor lies in pinned memory."""
-    return getattr(tensor.untyped_storage(), "pinned", False)
+    begin = tensor.untyped_storage().data_ptr()
+    registered = any(first <= begin < first + size for first, size in Runtime.registered.items())
+    return registered or getattr(tensor.untyped_storage(), "pinned", False)
+
+
+class Runtime:
+    """Of CUDA's, what pins memory that others have allocated; its errors as numbers."""
+
+    registered: ClassVar[dict[int, int]] = {}
+    """Bytes, by the address at which they begin."""
+
+    @classmethod
+    def cudaHostRegister(cls, begin: int, size: int, flags: int) -> int:
+        known = begin in cls.registered
+        cls.registered.setdefault(begin, size)
+        return 712 if known else 0  # cudaErrorHostMemoryAlreadyRegistered
+
+    @classmethod
+    def cudaHostUnregister(cls, begin: int) -> int:
+        return 0 if cls.registered.pop(begin, None) else 713  # cudaErrorHostMemoryNotRegistered
 
 
 def _marked(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,146 @@
+"""Batches in memory that two processes share: the values of a batch's tensors lie in a slot of it, and a description of them travels.
+
+The memory is a file without a name (memfd_create(2)), so neither is it limited by the size of /dev/shm nor does it outlive its processes.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from training.data.batches import bytes_of, map_leaves, map_tensors
+
+ALIGNMENT = 64
+"""Bytes: that of torch's own allocator on CPUs (c10/core/alignment.h)."""
+
+SPARE = 1.25
+"""A slot's size over that of the first batch, for later ones that are larger, such as with masks of other sizes."""
+
+
+class Placed(NamedTuple):
+    """Where in a slot the values of a tensor lie."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int
+    """Bytes from the slot's begin."""
+
+
+class Ring:
+    """Slots of equal size in memory that another process can map too.
+
+    Args:
+        slots: how many.
+        slot_bytes: of each; a multiple of ALIGNMENT.
+        file: the descriptor of a ring's memory, which another process made. None: a new one.
+    """
+
+    def __init__(self, slots: int, slot_bytes: int, file: int | None = None):
+        self.slots, self.slot_bytes = slots, slot_bytes
+        if file is None:
+            file = os.memfd_create("batches")
+            os.ftruncate(file, slots * slot_bytes)
+        self.file = file
+        self.bytes = torch.frombuffer(mmap.mmap(file, slots * slot_bytes), dtype=torch.uint8)
+        """All slots, uint8 (slots * slot_bytes,); mapped as long as a tensor refers to them."""
+
+    def slot(self, number: int) -> torch.Tensor:
+        """uint8 (slot_bytes,)."""
+        return self.bytes[number * self.slot_bytes : (number + 1) * self.slot_bytes]
+
+
+def slot_bytes_for(batch: Any) -> int:
+    """Of a slot in which a batch has room, and others like it."""
+    tensors: list[torch.Tensor] = []
+    map_tensors(batch, tensors.append)
+    return _aligned(math.ceil(SPARE * (bytes_of(batch) + ALIGNMENT * len(tensors))))
+
+
+class SlotWriter:
+    """Fills a slot with the tensors of a batch, one behind the other.
+
+    Args:
+        slot: uint8 (bytes,). None: there is none, and values travel with their description.
+    """
+
+    def __init__(self, slot: torch.Tensor | None):
+        self._slot, self._used = slot, 0
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor to be filled, in the slot where it has room."""
+        offset = self._reserved(math.prod(shape) * _size(dtype))
+        if offset is None or self._slot is None:
+            return torch.empty(shape, dtype=dtype)
+        return values_at(self._slot, Placed(dtype, tuple(shape), offset))
+
+    def pack(self, batch: Any) -> Any:
+        """A batch with Placed for each tensor in the slot, where those come that have room; a numpy array for each that has none."""
+        return map_tensors(batch, self._packed)
+
+    def _packed(self, values: torch.Tensor) -> Placed | np.ndarray:
+        offset = self._offset_of(values)
+        if offset is None:
+            values = values.contiguous()
+            offset = self._reserved(bytes_of(values))
+            if offset is None or self._slot is None:
+                return values.numpy()
+            values_at(self._slot, Placed(values.dtype, tuple(values.shape), offset)).copy_(values)
+        return Placed(values.dtype, tuple(values.shape), offset)
+
+    def _offset_of(self, values: torch.Tensor) -> int | None:
+        """Where in the slot a tensor lies already; None: elsewhere."""
+        if self._slot is None or not values.is_contiguous():
+            return None
+        offset = values.data_ptr() - self._slot.data_ptr()
+        return offset if offset >= 0 and offset + bytes_of(values) <= self._used else None
+
+    def _reserved(self, size: int) -> int | None:
+        """The offset of so many bytes, which are taken; None: there is no room."""
+        if self._slot is None or self._used + size > len(self._slot):
+            return None
+        offset, self._used = self._used, _aligned(self._used + size)
+        return offset
+
+
+def unpack(
+    packed: Any,
+    slot: torch.Tensor | None,
+    of_slot: Callable[[torch.Tensor], torch.Tensor],
+    on_its_own: Callable[[torch.Tensor], torch.Tensor],
+) -> Any:
+    """The batch that SlotWriter packed.
+
+    Args:
+        slot: uint8 (bytes,), where it was packed. None: nowhere, and all of it has come by itself.
+        of_slot: makes of a tensor in the slot the one that is wanted.
+        on_its_own: the same, of a tensor that had no room there.
+    """
+
+    def found(value: Placed | np.ndarray) -> torch.Tensor:
+        if isinstance(value, np.ndarray):
+            return on_its_own(torch.from_numpy(value))
+        assert slot is not None, "what lies in a slot comes with it"
+        return of_slot(values_at(slot, value))
+
+    return map_leaves(packed, (Placed, np.ndarray), found)
+
+
+def values_at(slot: torch.Tensor, place: Placed) -> torch.Tensor:
+    """The tensor that lies there, over the slot's own memory."""
+    size = math.prod(place.shape) * _size(place.dtype)
+    return slot[place.offset : place.offset + size].view(place.dtype).view(place.shape)
+
+
+def _size(dtype: torch.dtype) -> int:
+    """Bytes of a number; torch 2.0 has no `dtype.itemsize`."""
+    return torch.empty((), dtype=dtype).element_size()
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

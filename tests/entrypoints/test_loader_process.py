@@ -1,0 +1,383 @@
+"""A loader process: the batches of a DataLoader in shared memory, none of them overwritten while it is used, and no process left over."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from training.data.decode.decoding import BrokenImage
+from training.data.loader_process import SLOTS, LoaderProcess
+from training.data.loaders import collate_items, open_loaders
+from training.data.shared_ring import ALIGNMENT, Placed, Ring, SlotWriter, slot_bytes_for, unpack
+from training.data.threads import AHEAD
+from training.data.views import open_data
+from training.distributed.world import World
+from training.runtime.failure import describe
+from training.settings.scripts import LabelledImageSettings
+
+from tests.conftest import ROOT, wait_until
+
+from .photographs import jpeg, pixels_of
+
+IMAGES = 23
+
+
+def world() -> World:
+    return World(0, 1, 0, torch.device("cpu"), "none", "test")
+
+
+class Numbers:
+    """Images that show their number; what is in `fails` raises, and what is in `absent` is left out. A slow one takes a while."""
+
+    def __init__(self, fails: tuple[int, ...] = (), absent: tuple[int, ...] = (), slow: float = 0.0):
+        self.fails, self.absent, self.slow = fails, absent, slow
+
+    def __getitem__(self, draw: tuple[int, int]):
+        _, number = draw
+        time.sleep(self.slow)
+        if number in self.fails:
+            raise BrokenImage(f"image {number} is broken")
+        if number in self.absent:
+            return None
+        return torch.full((1, 20, 20), number % 256, dtype=torch.uint8), number
+
+
+class Unready(Numbers):
+    def begin_batch(self, draws):
+        raise FileNotFoundError("the shard is gone")
+
+
+class Masks(Numbers):
+    """Each with a mask of its own size."""
+
+    def __getitem__(self, draw: tuple[int, int]):
+        image, number = super().__getitem__(draw)
+        return image, torch.full((number + 1, 3), number, dtype=torch.uint8)
+
+
+def collate_masks(items, images):
+    return [images, [mask for _, mask in items]]
+
+
+class Unspeakable(Exception):
+    """It cannot be pickled."""
+
+    def __init__(self, one: object, other: object):
+        super().__init__(f"{one} and {other}")
+
+
+class Failing(Numbers):
+    def __getitem__(self, draw: tuple[int, int]):
+        raise Unspeakable("this", "that")
+
+
+def batches_of(*sizes: int) -> list[list[tuple[int, int]]]:
+    numbers = iter(range(sum(sizes)))
+    return [[(1, next(numbers)) for _ in range(size)] for size in sizes]
+
+
+def loader(dataset, batches, threads: int = 3, *, lends: bool = True, collate=collate_items) -> LoaderProcess:
+    return LoaderProcess(dataset, batches, collate, threads, lends=lends)
+
+
+def processes() -> list[multiprocessing.Process]:
+    return [process for process in multiprocessing.active_children() if process.name == "loader"]
+
+
+def address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left():
+    yield
+    gc.collect()
+    assert not processes()
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory) -> Path:
+    """Twenty-three photographs of different sizes in three classes, in train and validation."""
+    root = tmp_path_factory.mktemp("photographs")
+    for split in ("train", "validation"):
+        for number in range(IMAGES):
+            folder = root / split / "abc"[number % 3]
+            folder.mkdir(parents=True, exist_ok=True)
+            image = pixels_of(("china", "flower")[number % 2], (60 + 3 * number, 50 + number))
+            (folder / f"{number:02}.jpg").write_bytes(jpeg(image))
+    return root
+
+
+# -- its batches -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("threads", "micro"), [(1, 6), (3, 2)])
+def test_it_gives_the_batches_of_a_data_loader_in_its_order_from_any_step_on(photographs, threads, micro):
+    def seen(workers: int) -> list[list[torch.Tensor]]:
+        chosen = LabelledImageSettings(
+            image_size=32, global_batch_size=6, min_crop_area=0.3, mixup=0.5, seed=3, num_workers=workers, worker_type="loader"
+        )  # fmt: skip
+        data = open_data(photographs / "train", photographs / "validation", chosen, 3)
+        made = open_loaders(data, chosen, world(), batch_size_per_device=micro, views=3)
+        found = []
+        for epoch, step in ((1, 0), (2, 2), (4, 0)):
+            made.train_batches.start(epoch, step)
+            found += [[values.clone() for values in batch] for batch in made.train]
+            found += [[*batch] for batch in made.validation]
+        return found
+
+    expected, found = seen(0), seen(threads)
+    assert len(found) == len(expected) == (3 + 1 + 3) * 6 // micro + 3 * -(-IMAGES // micro)
+    for one, other in zip(expected, found, strict=True):
+        assert all(torch.equal(*pair) and pair[0].dtype == pair[1].dtype for pair in zip(one, other, strict=True))
+        assert other[0].is_contiguous()
+
+
+def test_a_batch_stays_as_it_is_while_it_is_used():
+    """Every slot is in use then: the others hold the batches that are made ahead."""
+    for number, (images, labels) in enumerate(loader(Numbers(), batches_of(*[4] * 3 * SLOTS))):
+        time.sleep(0.02)
+        assert labels.tolist() == [*range(4 * number, 4 * number + 4)]
+        assert images[:, 0, 7, 7].tolist() == labels.tolist()
+
+
+def test_after_the_first_batches_all_lie_in_one_memory_and_none_is_copied_out_of_it():
+    places = [address(images) for images, _ in loader(Numbers(), batches_of(*[4] * 20))]
+    assert len({*places[AHEAD + 1 :]}) == 1
+    owned = [*loader(Numbers(), batches_of(*[4] * 20), lends=False)]
+    assert len({address(images) for images, _ in owned}) == 20
+    assert [labels[0].item() for _, labels in owned] == [*range(0, 80, 4)], "copies stay what they were"
+
+
+def test_what_is_read_on_the_cpu_may_be_read_after_its_step(photographs):
+    chosen = LabelledImageSettings(image_size=32, global_batch_size=2, num_workers=1, worker_type="loader")
+    data = open_data(photographs / "train", photographs / "validation", chosen, 3)
+    made = open_loaders(data, chosen, world(), batch_size_per_device=2)
+    kept, seen = [], []
+    for batch in made.train:
+        kept.append((batch.indices, batch.views))
+        seen.append((batch.indices.tolist(), batch.views.tolist()))
+    assert [(indices.tolist(), views.tolist()) for indices, views in kept] == seen and len(seen) == IMAGES // 2
+
+
+def test_batches_that_are_larger_than_a_slot_or_smaller_come_whole():
+    sizes = (2, 2, 2, 2, 30, 1, 2, 40, 2, 2)
+    made = [(images.clone(), labels.clone()) for images, labels in loader(Numbers(), batches_of(*sizes))]
+    assert [len(images) for images, _ in made] == [len(labels) for _, labels in made] == [*sizes]
+    assert torch.cat([images[:, 0, 0, 0] for images, _ in made]).tolist() == [*range(sum(sizes))]
+
+
+def test_what_is_nested_in_a_batch_comes_in_its_own_sizes():
+    for number, (images, masks) in enumerate(loader(Masks(), batches_of(*[2] * 12), lends=False, collate=collate_masks)):
+        assert images.shape == (2, 1, 20, 20)
+        assert [mask.shape for mask in masks] == [(2 * number + 1, 3), (2 * number + 2, 3)]
+        assert [mask.unique().tolist() for mask in masks] == [[2 * number], [2 * number + 1]]
+
+
+def test_images_that_are_left_out_leave_smaller_batches_or_none():
+    absent = (1, 16, 17, 18, 21)
+    made = [
+        None if batch is None else (batch[0][:, 0, 0, 0].tolist(), batch[1].tolist())
+        for batch in loader(Numbers(absent=absent), batches_of(*[3] * 8))
+    ]
+    assert made[5] == ([15], [15]) and made[6] == ([19, 20], [19, 20]) and made[7] == ([22, 23], [22, 23])
+    assert made[0] == ([0, 2], [0, 2]) and made[1] == ([3, 4, 5], [3, 4, 5])
+    assert [*loader(Numbers(absent=(0, 1, 2, 3)), batches_of(2, 2, 1))][:2] == [None, None]
+
+
+def test_no_more_batches_are_asked_for_than_are_soon_used():
+    taken, batches = [], batches_of(*[2] * 40)
+    made = iter(loader(Numbers(), (taken.append(number) or batch for number, batch in enumerate(batches))))
+    for number in range(40):
+        next(made)
+        assert len(taken) <= number + 1 + AHEAD
+
+
+# -- its life ----------------------------------------------------------------------------------------------------------
+
+
+def test_one_process_makes_all_epochs_of_training_and_held_out_images_have_one_for_each_pass():
+    made = loader(Numbers(), batches_of(4, 4))
+    assert len([*made]) == 2
+    [first] = processes()
+    assert len([*made]) == 2 and processes() == [first]
+    assert len([*loader(Numbers(), batches_of(4, 4), lends=False)]) == 2 and processes() == [first]
+
+
+def test_it_leaves_the_cores_to_the_training_thread_and_its_stop_to_the_training_process():
+    made = loader(Numbers(), batches_of(4, 4))
+    assert len([*made]) == 2
+    [process] = processes()
+    tasks = [int(task) for task in os.listdir(f"/proc/{process.pid}/task")]
+    idle = [task for task in tasks if os.sched_getscheduler(task) == os.SCHED_IDLE]
+    assert len(idle) == 2 + 3, "two that talk to the training process, and the data workers; libraries may have others, which wait"
+    assert os.getpgid(process.pid) == process.pid, "torchrun and mpirun send SIGTERM to the training process's group"
+
+
+@pytest.mark.parametrize("taken", [0, 1, AHEAD + 4])
+def test_an_abandoned_iteration_is_none_of_the_next_ones(taken):
+    batches = batches_of(*[4] * 12)
+    made = loader(Numbers(slow=0.002), batches)
+    begun = iter(made)
+    for _ in range(taken):
+        next(begun)
+    begun.close()
+    assert [labels.tolist() for _, labels in made] == [[number for _, number in batch] for batch in batches]
+
+
+def test_a_second_iteration_ends_a_first_that_something_still_holds():
+    made = loader(Numbers(), batches_of(4, 4, 4, 4))
+    first = iter(made)
+    next(first)
+    assert [labels[0].item() for _, labels in made] == [0, 4, 8, 12]
+    assert next(first, None) is None
+
+
+def test_an_iteration_that_was_interrupted_is_followed_by_a_whole_one(monkeypatch):
+    made = loader(Numbers(), batches_of(*[4] * 12))
+    begun = iter(made)
+    for _ in range(5):
+        next(begun)
+    [process] = processes()
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Connection, "recv", interrupted)
+        next(begun)
+    assert not process.is_alive()
+    assert [labels[0].item() for _, labels in made] == [*range(0, 48, 4)] and len(processes()) == 1
+
+
+def in_a_process(text: str) -> subprocess.Popen[str]:
+    program = f"import sys\nsys.path[:0] = {[path for path in sys.path if path]!r}\n" + textwrap.dedent(text)
+    return subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    )
+
+
+OPEN = """
+    from tests.entrypoints.test_loader_process import Numbers, batches_of, loader, processes
+    made = loader(Numbers(slow=0.01), batches_of(*[4] * 500))
+    begun = iter(made)
+    for _ in range(8):
+        next(begun)
+    print(processes()[0].pid, flush=True)
+"""
+
+
+def is_there(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_it_ends_with_a_training_process_that_is_killed():
+    with in_a_process(OPEN + "    import time; time.sleep(60)") as started:
+        pid = int(started.stdout.readline())
+        assert is_there(pid)
+        started.kill()
+    wait_until(lambda: not is_there(pid), 10)
+
+
+def test_a_program_that_fails_within_an_iteration_says_why_and_nothing_else():
+    with in_a_process(OPEN + "    raise SystemExit('the reason')") as started:
+        printed, errors = started.communicate(timeout=60)
+    assert started.returncode == 1 and errors == "the reason\n"
+    wait_until(lambda: not is_there(int(printed)), 10)
+
+
+# -- what goes wrong ---------------------------------------------------------------------------------------------------
+
+
+def test_what_fails_in_it_is_raised_where_the_batch_is_awaited_and_the_process_goes_on():
+    made = loader(Numbers(fails=(17,)), batches_of(*[4] * 12))
+    begun = iter(made)
+    for number in range(4):
+        assert next(begun)[1].tolist() == [*range(4 * number, 4 * number + 4)]
+    with pytest.raises(BrokenImage, match=r"^image 17 is broken$") as raised:
+        next(begun)
+    assert "in __getitem__" in str(raised.value.__cause__), "where it happened"
+    assert next(iter(made))[1].tolist() == [0, 1, 2, 3] and len(processes()) == 1
+
+
+@pytest.mark.parametrize(
+    ("dataset", "error", "words"),
+    [(Unready(), FileNotFoundError, "^the shard is gone$"), (Failing(), RuntimeError, "^Unspeakable: this and that$")],
+)
+def test_other_failures_of_a_dataset_come_too(dataset, error, words):
+    with pytest.raises(error, match=words):
+        next(iter(loader(dataset, batches_of(4, 4))))
+
+
+def test_a_failing_sampler_is_no_end_of_the_epoch():
+    def sampler():
+        yield from batches_of(2, 2, 2)
+        raise OSError("the index is gone")
+
+    with pytest.raises(OSError, match="^the index is gone$"):
+        list(loader(Numbers(), sampler()))
+
+
+def test_a_killed_process_is_named_with_what_it_probably_died_of():
+    made = loader(Numbers(), batches_of(*[4] * 50))
+    begun = iter(made)
+    next(begun)
+    [process] = processes()
+    os.kill(process.pid, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match=r"the loader process has ended \(killed by signal 9\)") as raised:
+        for _ in begun:
+            pass
+    assert "Lower num_workers, or take an instance type with more memory" in describe(raised.value, "")
+    with pytest.raises(RuntimeError, match="the loader process has ended"):
+        next(iter(made))
+
+
+# -- the ring ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_slot_holds_what_has_room_and_the_rest_travels():
+    ring = Ring(2, 4 * ALIGNMENT)
+    writer = SlotWriter(ring.slot(1))
+    images = writer.empty((2, 3, 8), torch.uint8)
+    images.fill_(7)
+    batch = [images, torch.tensor([1.5, 2.5]), "name", torch.arange(100)]
+    packed = writer.pack(batch)
+    assert packed[0] == Placed(torch.uint8, (2, 3, 8), 0) and packed[1].offset == ALIGNMENT
+    assert packed[2] == "name" and isinstance(packed[3], np.ndarray)
+    other = Ring(2, 4 * ALIGNMENT, ring.file)  # as the other process maps it
+    found = unpack(packed, other.slot(1), lambda values: values, torch.neg)
+    assert torch.equal(found[0], images) and address(found[0]) == address(other.bytes) != address(images)
+    assert torch.equal(found[1], batch[1]) and torch.equal(found[3], -batch[3]) and found[2] == "name"
+    assert not ring.slot(0).any(), "another slot stays as it was"
+    os.close(ring.file)
+
+
+def test_tensors_of_every_layout_and_type_come_as_they_are():
+    ring = Ring(1, 64 * ALIGNMENT)
+    values = [
+        torch.arange(24).view(4, 6).t(),
+        torch.empty(0, 3),
+        torch.tensor(2.5, dtype=torch.float64),
+        torch.tensor([True, False]),
+        torch.randn(3, 5).half(),
+    ]
+    found = unpack(SlotWriter(ring.slot(0)).pack(values), ring.slot(0), torch.clone, torch.neg)
+    assert all(torch.equal(*pair) and pair[0].dtype == pair[1].dtype for pair in zip(values, found, strict=True))
+    os.close(ring.file)
+
+
+def test_a_slot_is_as_large_as_a_batch_with_a_quarter_to_spare():
+    batch = [torch.zeros(1000, dtype=torch.uint8), [torch.zeros(10), None]]
+    assert slot_bytes_for(batch) == -(-1.25 * (1040 + 2 * ALIGNMENT) // ALIGNMENT) * ALIGNMENT
