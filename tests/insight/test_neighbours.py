@@ -297,6 +297,17 @@ def test_the_gain_of_freed_cores_is_that_of_both_threads_by_hand(pauses, peer):
     assert first(measured).gain.expected.value == pytest.approx(1 / (1 - (1 - pauses) * (1 - left)), rel=0.02)
 
 
+@pytest.mark.parametrize(("delay", "left"), [(0.0, 0.385), (0.1, 0.5), (0.4, 0.6)])
+def test_a_teacher_that_goes_leaves_the_steps_what_data_workers_cost_them(delay, left):
+    """Twice the training thread's own wait, because its peer waits as often, and at most what workers use of the two cores; where they cost none,
+    the cores are the limit."""
+    phases = {"data_wait": 0.01, "teacher_forward": 0.7, "student_forward": 0.1, "backward": 0.16, "optimizer": 0.03}
+    measured = plant(phases=phases, cores=2, busy=1.9, settings={"num_workers": 1})
+    judged = judge(Evidence(with_threads(measured, delay, cpu=0.8, workers=0.3, others=0.8))).findings
+    [gain] = [finding.gain for finding in judged if finding.kind == "teacher_bound"]
+    assert gain.expected.value == pytest.approx(1 / (1 - 0.9 * (1 - left)), rel=0.03), gain.formula
+
+
 def test_workers_cost_a_model_no_more_than_the_cores_that_they_use():
     assert lost_to_workers(Evidence(on_two_cores(workers=0.3, delay=0.28))) == pytest.approx(0.15)
     beside = with_programs(on_two_cores(workers=0.7, delay=0.28), ffmpeg=0.7)
