@@ -321,6 +321,32 @@ def test_other_failures_of_a_dataset_come_too(dataset, error, words):
         next(iter(loader(dataset, batches_of(4, 4))))
 
 
+SCRIPT = """
+import sys
+sys.path[:0] = {path!r}
+from tests.entrypoints.test_loader_process import Numbers, batches_of, loader
+
+class Odd(Exception):
+    pass
+
+class Images(Numbers):
+    def __getitem__(self, draw):
+        raise Odd("so it is")
+
+if __name__ == "__main__":
+    next(iter(loader(Images(), batches_of(4, 4))))
+"""
+
+
+def test_an_error_of_the_scripts_own_is_named_by_its_text(tmp_path):
+    """Its class has another module's name in the process, and cannot be read from there."""
+    (tmp_path / "script.py").write_text(SCRIPT.format(path=[path for path in sys.path if path]))
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1 and done.stderr.endswith("RuntimeError: Odd: so it is\n"), done.stderr
+
+
 def test_a_failing_sampler_is_no_end_of_the_epoch():
     def sampler():
         yield from batches_of(2, 2, 2)
