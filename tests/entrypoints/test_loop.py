@@ -50,8 +50,9 @@ class Views(Dataset):
         return self.images[number] + view, number % 3, number % 3, 1.0, number, view
 
 
-def collate(items) -> LabelledBatch:
-    images, labels, others, shares, numbers, views = default_collate(items)
+def collate(items, images=None) -> LabelledBatch:
+    alone, labels, others, shares, numbers, views = default_collate(items)
+    images = alone if images is None else images
     return LabelledBatch(images, labels, others, shares.float(), numbers, views)
 
 
