@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from typing import ClassVar
 
 import pytest
 import torch
@@ -61,7 +62,7 @@ def test_a_driver_that_refuses_is_quoted(gpu):
 class Behind:
     """Events of a device that comes to them only where the host waits, as torch.gpu.Event; `reached` lists them."""
 
-    reached: list[Behind] = []  # noqa: RUF012
+    reached: ClassVar[list[Behind]] = []
 
     def __init__(self, blocking: bool = False):
         assert blocking, "a waiting thread takes no core from those that decode"

@@ -15,6 +15,17 @@ NAMES = ("china", "flower")
 """640 × 427 pixels, colour."""
 
 
+def labelled(root: Path, count: int) -> Path:
+    """So many photographs of different sizes in three classes, in train and in validation."""
+    for split in ("train", "validation"):
+        for number in range(count):
+            folder = root / split / "abc"[number % 3]
+            folder.mkdir(parents=True, exist_ok=True)
+            image = pixels_of(NAMES[number % 2], (60 + 3 * number, 50 + number))
+            (folder / f"{number:02}.jpg").write_bytes(jpeg(image))
+    return root
+
+
 def photograph(name: str) -> bytes:
     """The JPEG file."""
     return (FOLDER / f"{name}.jpg").read_bytes()

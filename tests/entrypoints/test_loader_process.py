@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from training.data.decode.decoding import BrokenImage
-from training.data.loader_process import SLOTS, LoaderProcess
+from training.data.loader_process import SLOTS, LoaderProcess, _leave_the_cores
 from training.data.loaders import collate_items, open_loaders
 from training.data.shared_ring import ALIGNMENT, Placed, Ring, SlotWriter, slot_bytes_for, unpack
 from training.data.threads import AHEAD
@@ -28,9 +28,8 @@ from training.settings.scripts import LabelledImageSettings
 
 from tests.conftest import ROOT, wait_until
 
-from .photographs import jpeg, pixels_of
-
-IMAGES = 23
+from .photographs import labelled
+from .test_threads import IMAGES, batches_of
 
 
 def world() -> World:
@@ -82,11 +81,6 @@ class Failing(Numbers):
         raise Unspeakable("this", "that")
 
 
-def batches_of(*sizes: int) -> list[list[tuple[int, int]]]:
-    numbers = iter(range(sum(sizes)))
-    return [[(1, next(numbers)) for _ in range(size)] for size in sizes]
-
-
 def loader(dataset, batches, threads: int = 3, *, lends: bool = True, collate=collate_items) -> LoaderProcess:
     return LoaderProcess(dataset, batches, collate, threads, lends=lends)
 
@@ -108,15 +102,7 @@ def _nothing_is_left():
 
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory) -> Path:
-    """Twenty-three photographs of different sizes in three classes, in train and validation."""
-    root = tmp_path_factory.mktemp("photographs")
-    for split in ("train", "validation"):
-        for number in range(IMAGES):
-            folder = root / split / "abc"[number % 3]
-            folder.mkdir(parents=True, exist_ok=True)
-            image = pixels_of(("china", "flower")[number % 2], (60 + 3 * number, 50 + number))
-            (folder / f"{number:02}.jpg").write_bytes(jpeg(image))
-    return root
+    return labelled(tmp_path_factory.mktemp("photographs"), IMAGES)
 
 
 # -- its batches -------------------------------------------------------------------------------------------------------
@@ -393,6 +379,15 @@ def test_a_killed_process_is_named_with_what_it_probably_died_of():
     assert "Lower num_workers, or take an instance type with more memory" in describe(raised.value, "")
     with pytest.raises(RuntimeError, match="the loader process has ended"):
         next(iter(made))
+
+
+def test_where_the_scheduler_may_not_be_asked_it_competes_and_says_so(monkeypatch, capfd):
+    def forbidden(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_setscheduler", forbidden)
+    _leave_the_cores()
+    assert "competes with the training process for cores (SCHED_IDLE: Operation not permitted): allow" in capfd.readouterr().out
 
 
 # -- the ring ----------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from training.data.views import open_data
 from training.distributed.world import World
 from training.settings.scripts import LabelledImageSettings
 
-from .photographs import jpeg, pixels_of
+from .photographs import labelled
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,15 +66,7 @@ def loader(dataset, batches, threads: int = 3) -> ThreadedLoader:
 
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory) -> Path:
-    """Twenty-three photographs of different sizes in three classes, in train and validation."""
-    root = tmp_path_factory.mktemp("photographs")
-    for split in ("train", "validation"):
-        for number in range(IMAGES):
-            folder = root / split / "abc"[number % 3]
-            folder.mkdir(parents=True, exist_ok=True)
-            image = pixels_of(("china", "flower")[number % 2], (60 + 3 * number, 50 + number))
-            (folder / f"{number:02}.jpg").write_bytes(jpeg(image))
-    return root
+    return labelled(tmp_path_factory.mktemp("photographs"), IMAGES)
 
 
 @pytest.mark.parametrize(("threads", "micro"), [(1, 6), (3, 2), (8, 1)])

@@ -109,8 +109,10 @@ def test_what_passed_before_of_this_commit_on_such_a_device_can_be_skipped(tmp_p
     monkeypatch.setattr(suite, "CHECKS", checks)
     machine = {"packages": {}, "commit": "abc", "date": "today", "command": "make gpu", "device": "a GPU"}
 
+    def make_bench(folder: Path) -> SimpleNamespace:
+        return SimpleNamespace(folder=folder)
+
     def ran(described: dict[str, Any], **options: Any) -> list[str]:
-        make_bench = lambda folder: SimpleNamespace(folder=folder)  # noqa: E731
         return [one.check for one in suite.run_part("host", make_bench, tmp_path, described, minutes=1, **options)]
 
     assert ran(machine) == [*names]

@@ -33,6 +33,7 @@ from training.data.shared_ring import Ring, SlotWriter, slot_bytes_for, unpack
 from training.data.threads import AHEAD, CPU, BatchInTheMaking
 from training.data.worker_processes import from_clean_server
 from training.runtime import accelerator
+from training.runtime.reporting import write_line
 
 SLOTS, OF_A_GPU = AHEAD + 1, 2
 """Of the ring: for batches that are made ahead and the one that trains; and for those that a GPU has yet to fetch."""
@@ -238,7 +239,7 @@ class _Process:
 
     def _drop(self, asked: deque[int | None]) -> None:
         """What is asked for and not wanted: its slots are free when no thread works on them any more."""
-        with contextlib.suppress(RuntimeError):  # it has ended, which whoever still needs it is told
+        with contextlib.suppress(RuntimeError):  # it has ended: the next call that needs it raises this
             if asked:
                 self._send(_Drop())
             while asked:
@@ -293,10 +294,21 @@ def serve(dataset: Images, collate: Collate, threads: int, pipe: Connection) -> 
     """What the process does until the training process closes the pipe or ends."""
     os.setpgrp()  # torchrun and mpirun send SIGTERM to the training process's group, whose last steps still need batches
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which Python ends what is left; the server of processes ignores it
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # its threads get what cores the training process leaves (sched(7))
+    _leave_the_cores()
     torch.set_num_threads(1)  # each thread makes images of its own
     Image.init()  # all of Pillow's formats, which it would else look for at the first that it meets, in several threads
     _Server(dataset, collate, threads, pipe).run()
+
+
+def _leave_the_cores() -> None:
+    """Have this process's threads get what cores others leave (sched(7), SCHED_IDLE); where a container forbids it, they compete."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    except OSError as error:
+        write_line(
+            f"the loader process competes with the training process for cores (SCHED_IDLE: {error.strerror}): allow the container "
+            "sched_setscheduler, or keep num_workers below the cores"
+        )
 
 
 class _Server:
@@ -374,7 +386,7 @@ class _Answer:
             return _Made(self._writer.pack(self._batch.result()))
         except CancelledError:
             return _Dropped()
-        except Exception as error:
+        except Exception as error:  # whatever a dataset raises is raised again where the batch is awaited
             return _failed(error)
 
 
@@ -383,7 +395,7 @@ def _failed(error: Exception) -> _Failed:
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     try:
         travels = type(error).__module__ != "__mp_main__" and bool(pickle.loads(pickle.dumps(error)))
-    except Exception:
+    except Exception:  # a class of someone's may raise anything when it is pickled
         travels = False
     if not travels:
         error = RuntimeError(f"{type(error).__name__}: {error}")

@@ -101,7 +101,7 @@ class SlotWriter:
         return offset if offset >= 0 and offset + bytes_of(values) <= self._used else None
 
     def _reserved(self, size: int) -> int | None:
-        """The offset of so many bytes, which are taken; None: there is no room."""
+        """Takes `size` bytes behind those in use; their offset, or None where there is no room."""
         if self._slot is None or self._used + size > len(self._slot):
             return None
         offset, self._used = self._used, _aligned(self._used + size)
