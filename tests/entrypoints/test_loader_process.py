@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 import torch
 from training.data.decode.decoding import BrokenImage
-from training.data.loader_process import SLOTS, LoaderProcess, _leave_the_cores
+from training.data.loader_process import SLOTS, LoaderProcess
+from training.data.loader_serving import leave_the_cores
 from training.data.loaders import collate_items, open_loaders
 from training.data.shared_ring import ALIGNMENT, Placed, Ring, SlotWriter, slot_bytes_for, unpack
 from training.data.threads import AHEAD
@@ -386,7 +387,7 @@ def test_where_the_scheduler_may_not_be_asked_it_competes_and_says_so(monkeypatc
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "sched_setscheduler", forbidden)
-    _leave_the_cores()
+    leave_the_cores()
     assert "competes with the training process for cores (SCHED_IDLE: Operation not permitted): allow" in capfd.readouterr().out
 
 

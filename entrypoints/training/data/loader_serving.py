@@ -1,0 +1,170 @@
+"""What a loader process does, and what it and the training process say to each other."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import signal
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import torch
+from PIL import Image
+
+from training.data.batches import Images, SampleKey
+from training.data.shared_ring import Ring, SlotWriter
+from training.data.threads import BatchInTheMaking
+from training.runtime.reporting import write_line
+
+Collate = Callable[[list[Any], torch.Tensor], Any]
+
+
+class Memory(NamedTuple):
+    """The ring is there; its file follows."""
+
+    slots: int
+    slot_bytes: int
+
+
+class Make(NamedTuple):
+    slot: int | None
+    """None: there is no ring yet, and the batch is to travel."""
+    draws: list[SampleKey]
+
+
+class Drop(NamedTuple):
+    """Nothing that was asked for is wanted any more; each is answered all the same."""
+
+
+class Made(NamedTuple):
+    batch: Any
+    """As SlotWriter packs it."""
+
+
+class Dropped(NamedTuple):
+    """As was asked for."""
+
+
+class Failed(NamedTuple):
+    error: BaseException
+    text: str
+    """The stack."""
+
+
+def serve(dataset: Images, collate: Collate, threads: int, pipe: Connection) -> None:
+    """What the process does until the training process closes the pipe or ends."""
+    os.setpgrp()  # torchrun and mpirun send SIGTERM to the training process's group, whose last steps still need batches
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which Python ends what is left; the server of processes ignores it
+    leave_the_cores()
+    torch.set_num_threads(1)  # each thread makes images of its own
+    Image.init()  # all of Pillow's formats, which it would else look for at the first that it meets, in several threads
+    _Server(dataset, collate, threads, pipe).run()
+
+
+def leave_the_cores() -> None:
+    """Have this process's threads get what cores others leave (sched(7), SCHED_IDLE); where a container forbids it, they compete."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    except OSError as error:
+        write_line(
+            f"the loader process competes with the training process for cores (SCHED_IDLE: {error.strerror}): allow the container "
+            "sched_setscheduler, or keep num_workers below the cores"
+        )
+
+
+class _Server:
+    """Two threads beside those that make images: one that listens, and one that answers in the order of what was asked."""
+
+    def __init__(self, dataset: Images, collate: Collate, threads: int, pipe: Connection):
+        self._dataset, self._collate, self._threads, self._pipe = dataset, collate, threads, pipe
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="data worker")
+        self._ring: Ring | None = None
+        self._asked: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
+        self._unanswered: deque[_Answer] = deque()
+
+    def run(self) -> None:
+        threading.Thread(target=self._listen, daemon=True).start()
+        while True:
+            answer = self._asked.get()
+            message = answer.message()
+            self._unanswered.popleft()
+            try:
+                self._pipe.send(message)
+            except ConnectionError:
+                os._exit(0)
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                self._handle(self._pipe.recv())
+        except (EOFError, ConnectionError):  # the training process has closed the pipe, or ended
+            os._exit(0)  # without waiting for a file that does not come
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)  # else the training process would wait for an answer for ever
+
+    def _handle(self, asked: Any) -> None:
+        if isinstance(asked, Memory):
+            file = reduction.recv_handle(self._pipe)
+            self._ring = Ring(asked.slots, asked.slot_bytes, file)
+            os.close(file)
+        elif isinstance(asked, Drop):
+            for answer in self._unanswered.copy():  # the other thread takes some away meanwhile
+                answer.cancel()
+        else:
+            slot = self._ring.slot(asked.slot) if self._ring is not None and asked.slot is not None else None
+            answer = _Answer(self, SlotWriter(slot), asked.draws)
+            self._unanswered.append(answer)
+            self._asked.put(answer)
+
+    def begun(self, draws: list[SampleKey], memory: Any) -> BatchInTheMaking:
+        return BatchInTheMaking(self._dataset, draws, self._collate, self._pool, self._threads, memory)
+
+
+class _Answer:
+    """What becomes of one batch that was asked for."""
+
+    def __init__(self, server: _Server, writer: SlotWriter, draws: list[SampleKey]):
+        self._writer = writer
+        self._batch: BatchInTheMaking | None = None
+        self._failed: Failed | None = None
+        try:
+            self._batch = server.begun(draws, writer.empty)
+        except Exception as error:  # what a dataset does first for a whole batch; it reads no file yet
+            self._failed = _failed(error)
+
+    def cancel(self) -> None:
+        if self._batch is not None:
+            self._batch.cancel()
+
+    def message(self) -> Made | Dropped | Failed:
+        """When no thread writes to the slot any more."""
+        if self._batch is None:
+            assert self._failed is not None
+            return self._failed
+        self._batch.settle()
+        try:
+            return Made(self._writer.pack(self._batch.result()))
+        except CancelledError:
+            return Dropped()
+        except Exception as error:  # whatever a dataset raises is raised again where the batch is awaited
+            return _failed(error)
+
+
+def _failed(error: Exception) -> Failed:
+    """An error as it travels: itself where it can be pickled, and its class is known to the training process by the same name."""
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    try:
+        travels = type(error).__module__ != "__mp_main__" and bool(pickle.loads(pickle.dumps(error)))
+    except Exception:  # a class of someone's may raise anything when it is pickled
+        travels = False
+    if not travels:
+        error = RuntimeError(f"{type(error).__name__}: {error}")
+    return Failed(error, text)
