@@ -6,6 +6,7 @@ All readers use the folder, so expired credentials, a closed laptop or a second 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import io
 import re
@@ -236,12 +237,15 @@ def _fetch_files(client: Any, uri: str, target: Path) -> None:
 
 @contextlib.contextmanager
 def _alone(folder: RunFolder) -> Iterator[bool]:
-    """Whether this process alone refreshes the run."""
-    with open(folder.path / "refresh.lock", "ab") as lock:
+    """Whether this process alone refreshes the run, which it may where it may write to its folder."""
+    with contextlib.ExitStack() as stack:
         try:
+            lock = stack.enter_context(open(folder.path / "refresh.lock", "ab"))
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            yield False  # another process does; or the folder is someone else's, who refreshes it
             return
         yield True
 

@@ -39,8 +39,12 @@ class OnlineChecks:
     def __init__(self, plan: Plan):
         self.job = plan.job
         self.region = str(plan.job.region)
-        self.sizes = {str(upload.source): upload.size for upload in plan.uploads}
+        uploaded = {upload.target: upload.size for upload in plan.uploads}
+        self.sizes: dict[str, int] = {}
         """Channel -> bytes that every host copies to its disk."""
+        for name, address in plan.channels.items():
+            if address in uploaded:
+                self.is_copied(name, uploaded[address])
 
     def client(self, service: str) -> Any:
         return session.client(service, self.region)
@@ -163,10 +167,13 @@ class OnlineChecks:
                 found=f"{uri} is a prefix that also matches {outside} objects outside the folder, such as {example}",
                 fix=f"write {uri}/",
             )
-        given = self.job.inputs[name]
-        hosts = sum(prices.instances(self.job).values())
+        self.is_copied(name, size)
+
+    def is_copied(self, name: str, size: int) -> None:
+        """Count a channel of that many bytes where every host copies it, or its part of it."""
+        given, hosts = self.job.inputs[name], sum(prices.instances(self.job).values())
         if given.mode in (None, "File") and not given.instance_groups:
-            self.sizes[name] = size // hosts if given.sharded else size
+            self.sizes[name] = size // max(1, hosts) if given.sharded else size
 
     def checkpoints(self, uri: str) -> Iterator[Issue]:
         wrong = list(self.bucket("checkpoints", uri))

@@ -1,15 +1,18 @@
 """A job's cost in US dollars: the ceiling before it starts, the spend while it runs, the bill when it is over.
 
-The price of an instance-hour is `compute.price_per_hour`, or that of AWS's Price List when it was last read.
+The price of an instance-hour is `compute.price_per_hour`, or that of AWS's Price List when it was last read: on this machine, which keeps
+it, or by the public sources that prices.yaml beside this file names.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 from collections.abc import Iterable, Mapping
-from datetime import datetime, timezone
+from dataclasses import dataclass
+from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,6 +21,9 @@ from launcher.config.job import Job
 from launcher.planner.plan import Price
 from launcher.record.records import write_json
 from launcher.show.text import dollars
+
+OLD_DAYS = 90
+"""From which age on a price is said to be old."""
 
 PRICE_LIST_REGION = "us-east-1"
 """The region of the Price List Query API, which covers all regions.
@@ -32,22 +38,25 @@ def price(job: Job) -> Price:
     if job.compute.price_per_hour is not None:
         per_hour = job.compute.price_per_hour * sum(machines.values())
         return _price(job, per_hour, "compute.price_per_hour")
-    known = _cached().get(job.region or "", {})
+    known = _known(job.region or "")
     missing = sorted(name for name in machines if name not in known)
     if missing:
         fix = "launcher plan --check reads AWS's price list; or set compute.price_per_hour"
         return Price(None, None, f"price not known for {', '.join(missing)}: {fix}")
-    read = min(known[name]["read"] for name in machines)
-    per_hour = sum(known[name]["usd"] * count for name, count in machines.items())
-    return _price(job, per_hour, f"{_endpoint() or 'AWS'}'s price list of {read}")
+    oldest = min((known[name] for name in machines), key=lambda one: one.as_of)
+    per_hour = sum(known[name].usd * count for name, count in machines.items())
+    days = (datetime.now(timezone.utc).date() - oldest.as_of).days
+    old = f"; WARNING: {days} days old, launcher plan --check reads it anew" if days > OLD_DAYS else ""
+    return _price(job, per_hour, f"{_endpoint() or 'AWS'}'s price list of {oldest.as_of}{oldest.by}{old}")
 
 
 def of_groups(job: Job) -> dict[str, float]:
     """US dollars an hour of each instance group with a known price, by the group's name. Offline."""
-    own, known = job.compute.price_per_hour, _cached().get(job.region or "", {})
+    own, known = job.compute.price_per_hour, _known(job.region or "")
     found = {}
     for group in job.compute.instance_groups:
-        each = own if own is not None else known.get(group.instance_type, {}).get("usd")
+        listed = known.get(group.instance_type)
+        each = own if own is not None or listed is None else listed.usd
         if each is not None:
             found[group.name] = each * group.instance_count
     return found
@@ -162,12 +171,50 @@ def _price(job: Job, per_hour: float, source: str) -> Price:
     )
 
 
+@dataclass(frozen=True)
+class _Known:
+    """One host's price on demand."""
+
+    usd: float
+    """An hour."""
+    as_of: date
+    """Of the price list."""
+    by: str = ""
+    """What the text says of a source that is not this machine's own reading."""
+
+
+def _known(region: str) -> dict[str, _Known]:
+    """Instance type -> its price in a region: of those that this machine read and those that come with the kit the newest. Offline."""
+    found = {} if _endpoint() else {**_packaged().get(region, {})}
+    for name, item in _cached().get(region, {}).items():
+        read = _Known(item["usd"], date.fromisoformat(item["read"]))
+        if name not in found or found[name].as_of <= read.as_of:
+            found[name] = read
+    return found
+
+
+@functools.cache
+def _packaged() -> dict[str, dict[str, _Known]]:
+    """Region -> instance type -> its price in prices.yaml."""
+    found: dict[str, dict[str, _Known]] = {}
+    import yaml  # a plan for this machine needs no prices
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # without libyaml, PyYAML has only the slow one
+    for part in yaml.load(Path(__file__).with_name("prices.yaml").read_text(encoding="utf-8"), loader):
+        for name, usd in part["usd"].items():
+            found.setdefault(part["region"], {})[name] = _Known(usd, part["as_of"], ", as public sources have it")
+    return found
+
+
 def _cached() -> dict[str, Any]:
     """Region -> instance type -> {usd, read}; {} for a broken cache."""
-    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError):
         found = json.loads(cache_file().read_text(encoding="utf-8"))
         return {
-            region: {name: {"usd": float(item["usd"]), "read": str(item["read"])} for name, item in prices.items()}
+            region: {
+                name: {"usd": float(item["usd"]), "read": f"{date.fromisoformat(item['read'])}"}
+                for name, item in prices.items()
+            }
             for region, prices in found.items()
         }
     return {}

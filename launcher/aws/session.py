@@ -27,6 +27,7 @@ THROTTLED = (
 NETWORK = (
     *("EndpointConnectionError", "ConnectTimeoutError", "ReadTimeoutError", "ConnectionClosedError", "SSLError"),
     *("ProxyConnectionError", "HTTPClientError", "ResponseStreamingError", "IncompleteReadError"),
+    "RetriesExceededError",
 )
 SIGN_IN = ("TokenRetrievalError", "SSOTokenLoadError", "UnauthorizedSSOTokenError", "LoginRefreshRequired")
 
@@ -86,7 +87,8 @@ def text(error: BaseException) -> str:
 
 def _answer(error: BaseException) -> Mapping[str, Any]:
     """AWS's answer in botocore's ClientError; {} for other errors."""
-    answer: Mapping[str, Any] = getattr(error, "response", {}).get("Error", {})
+    response = getattr(error, "response", None)  # None in botocore's HTTPClientError, too
+    answer: Mapping[str, Any] = (response or {}).get("Error", {})
     return answer
 
 

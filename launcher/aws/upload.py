@@ -132,13 +132,15 @@ def _files(place: Path, key: str) -> Iterator[tuple[str, Path]]:
         yield place.name, place
         return
     found: list[Path] = []
-    seen: set[tuple[int, int]] = set()
+    above: dict[str, tuple[tuple[int, int], ...]] = {os.fspath(place): ()}
+    """Folder -> those that it lies in, by device and inode: two links to one folder are no cycle."""
     for at, folders, names in os.walk(place, onerror=_raise, followlinks=True):
-        facts = os.stat(at)
-        if (facts.st_dev, facts.st_ino) in seen:
+        facts, around = os.stat(at), above.pop(at)
+        own = (facts.st_dev, facts.st_ino)
+        if own in around:
             folders.clear()
             continue
-        seen.add((facts.st_dev, facts.st_ino))
+        above |= {os.path.join(at, name): (*around, own) for name in folders}
         found += [Path(at) / name for name in names]
         if len(found) > MAX_FILES:
             fix = "name the data's own folder, or upload it (aws s3 sync) and write {s3: …}"

@@ -174,14 +174,23 @@ class Aws(Backend):
             if there is False:
                 _not_started(plan, folder, error)
                 raise
-            records.write_json(folder.remote, {**sent, "sent_by": "unknown"})  # the answer was lost
+            sent["sent_by"] = "unknown"  # the answer was lost
+            self._sent(folder, sent)
             if there is None:
+                why = error.issues[0].found if isinstance(error, UserError) else error
                 fix = f"launcher attach {plan.name} asks SageMaker again"
-                raise mistake("run", f"{plan.name} may have been started: {error}", fix) from error
+                raise mistake("run", f"{plan.name} may have been started: {why}", fix) from error
             if not isinstance(error, Exception):
+                _say(f"{plan.name} has started and goes on: launcher stop {plan.name} stops it")
                 raise
             return
+        self._sent(folder, sent)
+
+    def _sent(self, folder: records.RunFolder, sent: dict[str, Any]) -> None:
+        """Record that the job was created; stop it where that was asked for meanwhile, which `stop` leaves to this."""
         records.write_json(folder.remote, sent)
+        if folder.stop_request.exists():
+            self.stop(folder, "")
 
     def upload(self, plan: Plan) -> None:
         with session.as_user_error("upload"):
@@ -196,7 +205,7 @@ class Aws(Backend):
         region = folder.read(folder.plan)["job"]["region"]
         first = folder.request_stop(reason)
         if not folder.remote.exists():
-            return  # `start` looks before it creates the job
+            return  # `start` looks before it creates the job, and again when it has
         try:
             with session.as_user_error("stop"):
                 try:

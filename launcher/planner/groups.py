@@ -172,6 +172,13 @@ def _channels(job: Job) -> Iterator[Issue]:
         for name in given.instance_groups or ():
             if name not in names:
                 yield _unknown(key, name, names)
+        if given.sharded and job.source is None and not of_the_kit and training_host_count(job) > 1:
+            yield Issue(
+                key=f"inputs.{channel}.sharded",
+                found=f"true for {training_host_count(job)} hosts that train: {job.script} needs all of it on each of them",
+                valid="false",
+                fix="remove it; mode: FastFile copies no file that a host does not read",
+            )
         if not of_the_kit:
             continue
         readers = _readers(job, channel)

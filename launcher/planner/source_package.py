@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import gzip
 import hashlib
 import io
 import json
 import os
+import re
+import shlex
 import tarfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,6 +72,9 @@ SECRET_BY_NAME = "such files hold secrets"
 LINK_OUT, LINK_TO_UNLISTED = "a link to outside the folder", "a link to a file that does not travel"
 """Why a file is left out as unsafe."""
 
+LINK_TO_FOLDER, OTHER_REPOSITORY = "a link to a folder", "a repository of its own"
+"""Why a folder, of which only files travel, is left out."""
+
 MAX_FILES = 10_000
 """More files than this, and the folder is not a source folder."""
 
@@ -124,7 +130,7 @@ def source_files(source: Path) -> tuple[list[SourceFile], list[Issue]]:
         patterns = _ignore_file(source)
     except CannotListError as error:
         return [], [Issue(key="source", found=str(error), fix=error.fix)]
-    reasons = {path: why_left_out(source, path, listed, patterns) for path in listed}
+    reasons = {path: why_left_out(source, path, listed, patterns) or _why_no_file(source / path) for path in listed}
     files = {path: source / path for path, reason in reasons.items() if not reason and (source / path).is_file()}
     odd = [path for path in files if not path.isprintable()]
     if odd:
@@ -137,10 +143,9 @@ def source_files(source: Path) -> tuple[list[SourceFile], list[Issue]]:
     if source.resolve() == kit.resolve() or not has_training:
         content = _commit(source)
         found.append(SourceFile(COMMIT_FILE, None, len(content), content))
-    unsafe = {
-        path: reason for path, reason in reasons.items() if reason in (SECRET_BY_NAME, LINK_OUT, LINK_TO_UNLISTED)
-    }
-    return sorted(found, key=lambda file: file.path), [_left_out(unsafe)] if unsafe else []
+    named = (SECRET_BY_NAME, LINK_OUT, LINK_TO_UNLISTED, LINK_TO_FOLDER, OTHER_REPOSITORY)
+    left_out = {path: reason for path, reason in reasons.items() if reason in named}
+    return sorted(found, key=lambda file: file.path), [_left_out(left_out)] if left_out else []
 
 
 def kit_files(package: str) -> list[SourceFile]:
@@ -178,6 +183,13 @@ def why_left_out(source: Path, path: str, listed: Collection[str], ignored: Sequ
     return LINK_TO_UNLISTED if target and target not in listed and (source / target).is_file() else ""
 
 
+def _why_no_file(place: Path) -> str:
+    """Why what git or a walk lists is no file; "" where it is one, or is gone. Git lists a submodule or a repository in it as one path."""
+    if not place.is_dir():
+        return ""
+    return LINK_TO_FOLDER if place.is_symlink() else OTHER_REPOSITORY
+
+
 def uncommitted(source: Path) -> tuple[dict[str, Any], bytes]:
     """A source folder's git state, and its uncommitted changes as a patch, of files that may travel and hold no secret.
 
@@ -205,10 +217,10 @@ def _all_but(paths: Iterable[str]) -> list[str]:
     return [".", *(f":(exclude,literal){path}" for path in paths)]
 
 
-def _left_out(unsafe: Mapping[str, str]) -> Issue:
+def _left_out(left: Mapping[str, str]) -> Issue:
     """The warning that names files which stay on this machine, by reason."""
     by_reason = {
-        why: sorted(path for path, reason in unsafe.items() if reason == why) for why in sorted({*unsafe.values()})
+        why: sorted(path for path, reason in left.items() if reason == why) for why in sorted({*left.values()})
     }
     named = [
         f"{', '.join(paths[:5])}{f' and {len(paths) - 5} more' if len(paths) > 5 else ''} ({why})"
@@ -218,7 +230,7 @@ def _left_out(unsafe: Mapping[str, str]) -> Issue:
         key="source",
         level="warning",
         found=f"left out: {'; '.join(named)}",
-        fix=f"no change needed unless the script reads them: declare keys under `secrets`, rename or copy other files; "
+        fix=f"no change needed unless the script reads them: declare keys under `secrets`, rename or copy the rest; "
         f"naming them in {IGNORE_FILE} silences this",
     )
 
@@ -323,8 +335,9 @@ def _listed(folder: Path) -> list[str]:
         paths = []
     except git.GitError as error:
         # without git's list, the package would hold what .gitignore excludes
-        dubious = "dubious" in str(error)
-        fix = f"git config --global --add safe.directory {folder}" if dubious else "repair the repository"
+        dubious = re.search(r"dubious ownership in repository at '(.*)'", str(error))
+        top = shlex.quote(dubious[1]) if dubious else ""
+        fix = f"git config --global --add safe.directory {top}" if dubious else "repair the repository"
         raise CannotListError(f"git cannot list {folder}: {error}", fix) from None
     if paths:
         return [path for path in paths if not (runs and f"{path}/".startswith(f"{runs}/"))]
@@ -333,7 +346,8 @@ def _listed(folder: Path) -> list[str]:
         folders[:] = [
             name for name in folders if not _matches(name, ALWAYS_EXCLUDED) and (below / name).as_posix() != runs
         ]
-        paths += [(Path(place) / name).relative_to(folder).as_posix() for name in names]
+        links = [name for name in folders if (Path(place) / name).is_symlink()]
+        paths += [(below / name).as_posix() for name in (*names, *links)]
         if len(paths) > MAX_FILES:
             raise CannotListError(f"{folder} holds more than {MAX_FILES:,} files", "name the script's own folder")
     return paths
@@ -362,4 +376,11 @@ def _matches(path: str, patterns: Sequence[str]) -> bool:
     """Whether a pattern matches the path, or one of the folders or names in it."""
     parts = path.split("/")
     wholes = ["/".join(parts[: depth + 1]) for depth in range(len(parts))]
-    return any(fnmatch.fnmatchcase(text, pattern) for pattern in patterns for text in (*parts, *wholes))
+    matched = _any_of(tuple(patterns)).match
+    return any(matched(text) for text in {*parts, *wholes})
+
+
+@functools.cache
+def _any_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    """What matches one of shell's patterns; of none, nothing."""
+    return re.compile("|".join(map(fnmatch.translate, patterns)) or r"(?!)")

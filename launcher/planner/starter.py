@@ -265,9 +265,14 @@ def _channels(folder: Path) -> dict[str, Path]:
 
 
 def _subfolders(folder: Path) -> list[Path]:
+    """Those that can be read."""
     if not folder.is_dir():
         return []
-    return sorted(one for one in folder.iterdir() if one.is_dir() and not one.name.startswith("."))
+    return sorted(
+        one
+        for one in folder.iterdir()
+        if one.is_dir() and not one.name.startswith(".") and os.access(one, os.R_OK | os.X_OK)
+    )
 
 
 def _classes(folder: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import boto3
@@ -9,6 +10,7 @@ import pytest
 
 import launcher
 from launcher.aws import session
+from launcher.aws.online import OnlineChecks
 from launcher.config import placeholders
 from launcher.emulator import Emulator
 from tests.conftest import ROOT
@@ -158,6 +160,18 @@ def test_data_that_does_not_fit_the_disk_is_refused(monkeypatch):
     text = "\n".join(found(launcher.check(launcher.plan(job, on="aws")), "error"))
     assert "compute.volume_gb: 1 GB of data for a disk of 1 GB" in text
     assert "FastFile" in text
+
+
+def test_data_to_upload_counts_for_the_disk_where_every_host_copies_it(tmp_path):
+    for name in ("train", "validation", "more"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.bin").write_bytes(bytes(1000))
+    same = str(tmp_path / "train")
+    inputs = {"streamed": {"folder": str(tmp_path / "more"), "mode": "FastFile"}, "a": {"folder": same}}
+    inputs |= {"b": {"folder": same}, "shard": {"folder": str(tmp_path / "validation"), "sharded": True}}
+    job = launcher.load(ROOT / "configs/hyundai_segmentation.yaml", [f"inputs={json.dumps(inputs)}"])
+    checks = OnlineChecks(launcher.plan(job, on="aws"))
+    assert checks.sizes == {"a": 1000, "b": 1000, "shard": 250}
 
 
 def test_without_credentials_nothing_is_called_ok(monkeypatch):

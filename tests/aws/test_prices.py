@@ -1,15 +1,19 @@
-"""A job's cost: the ceiling before, the spend while it runs, the bill after, and prices from AWS's price list."""
+"""A job's cost: the ceiling before, the spend while it runs, the bill after, and prices from AWS's price list and from this kit."""
 
 from __future__ import annotations
 
 import json
-from datetime import datetime, timedelta, timezone
+from collections import Counter
+from datetime import date, datetime, timedelta, timezone
+from pathlib import Path
 
 import pytest
+import yaml
 
 import launcher
-from launcher.aws import prices
+from launcher.aws import catalog, prices
 from launcher.emulator import Emulator
+from launcher.planner.plan import refuse_cost
 from tests.aws.jobs import GROUPED, P4D, changed
 from tests.emulator.conftest import Aws
 
@@ -108,6 +112,64 @@ def test_a_broken_cache_is_no_cache(good, text):
     prices.cache_file().parent.mkdir(parents=True, exist_ok=True)
     prices.cache_file().write_text(text)
     assert price(good).ceiling is None
+
+
+# -- prices that come with the kit -------------------------------------------------------------------------------------
+
+
+class Later(datetime):
+    """A day on which every price of today is old."""
+
+    @classmethod
+    def now(cls, tz=None):
+        return super().now(tz) + timedelta(days=prices.OLD_DAYS + 1)
+
+
+def test_a_price_that_comes_with_the_kit_needs_no_network_and_says_its_day(good):
+    known = price(good, region="us-east-1", **{"compute.max_hours": 10.0, "compute.instance_count": 4})
+    assert known.per_hour == pytest.approx(4 * 25.251) and known.ceiling == pytest.approx(1010.04)
+    assert "AWS's price list of 2026-09-04, as public sources have it" in known.text
+    grouped = launcher.from_values(changed(good, {"region": "us-east-1", "compute": GROUPED}))
+    assert prices.of_groups(grouped) == {"gpus": pytest.approx(2 * 25.251), "cpus": 0.816}
+
+
+def test_max_cost_is_obeyed_offline(good):
+    values = changed(good, {"region": "us-east-1", "compute.max_hours": 10.0, "compute.instance_count": 4})
+    planned = launcher.plan(launcher.from_values(values), on="aws")
+    refuse_cost(planned, 1010.05)
+    with pytest.raises(launcher.UserError, match=r"at most \$1,010.04: 10 h"):
+        refuse_cost(planned, 1010.03)
+
+
+def test_an_old_price_warns(good, monkeypatch):
+    known = json.dumps({REGION: {P4D: {"usd": 32.0, "read": TODAY}}})
+    keep(json.loads(known))
+    assert "WARNING" not in price(good).text
+    monkeypatch.setattr(prices, "datetime", Later)
+    assert f"price list of {TODAY}; WARNING: 91 days old, launcher plan --check reads it anew" in price(good).text
+    assert "as public sources have it; WARNING: " in price(good, region="us-east-1").text
+
+
+@pytest.mark.parametrize(("read", "usd"), [("2026-09-03", 25.251), ("2026-09-04", 26.0), ("2026-11-02", 26.0)])
+def test_of_the_kits_price_and_one_that_was_read_here_the_newer_counts(good, read, usd):
+    keep({"us-east-1": {P4D: {"usd": 26.0, "read": read}}})
+    assert price(good, region="us-east-1").per_hour == pytest.approx(2 * usd)
+
+
+def test_an_emulator_has_no_price_of_the_kit(good, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:5000")
+    assert price(good, region="us-east-1").ceiling is None
+
+
+def test_every_price_of_the_kit_has_a_source_and_a_day_and_is_one_of_a_type_that_there_is():
+    parts = yaml.safe_load(Path(prices.__file__).with_name("prices.yaml").read_text())
+    seen = Counter((part["region"], name) for part in parts for name in part["usd"])
+    assert max(seen.values()) == 1 and {region for region, _ in seen} == {"us-east-1", "us-west-2"}
+    for part in parts:
+        assert {*part} == {"region", "as_of", "source", "usd"}
+        assert part["source"].startswith("https://") and date(2026, 1, 1) < part["as_of"] <= date.today()
+        for name, usd in part["usd"].items():
+            assert catalog.instance(name) is not None and 0.05 < usd < 200, name
 
 
 # -- AWS's price list -------------------------------------------------------------------------------------------------

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 
 import boto3
+import boto3.exceptions
+import botocore.exceptions
 import pytest
 
 import launcher
-from launcher.aws import follow, session
+from launcher.aws import follow, session, submit
 from launcher.runner import run as running
 from tests.aws.conftest import REGION, SLEEPS, TRAINS, is_ready, started
 from tests.conftest import wait_until
@@ -153,3 +156,98 @@ def test_where_the_environment_names_another_account_another_client_is_asked(nam
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     assert session.client("s3", REGION) is not first
     session.forget_clients()
+
+
+@pytest.mark.parametrize("name", [*session.NETWORK, *session.SIGN_IN])
+def test_whatever_keeps_aws_from_answering_has_words_and_is_asked_again(name):
+    """botocore's HTTPClientError and its kind have an attribute `response`, which is None."""
+    made = getattr(botocore.exceptions, name, None) or getattr(boto3.exceptions, name)
+    words = {
+        "error": "reset",
+        "endpoint_url": "https://sagemaker",
+        "proxy_url": "p",
+        "provider": "sso",
+        "error_msg": "no",
+        "actual_bytes": 1,
+        "expected_bytes": 2,
+    }
+    error = made(**words) if issubclass(made, botocore.exceptions.BotoCoreError) else made(ConnectionError("reset"))
+    assert session.is_transient(error) and not session.is_unknown_job(error)
+    found, fix = session.about(error)
+    assert found and fix
+
+
+def test_a_job_whose_creation_and_the_look_after_it_time_out_may_run_and_is_followed(sagemaker_job, monkeypatch):
+    def lost(*_, **__):
+        raise botocore.exceptions.ReadTimeoutError(endpoint_url="https://sagemaker")
+
+    plan = launcher.plan(sagemaker_job(SLEEPS), on="aws")
+    launcher.upload(plan)
+    boto3.client("sagemaker", region_name=REGION).create_training_job(**plan.request)
+    with monkeypatch.context() as offline:
+        offline.setattr(submit, "create", lost)
+        offline.setattr(submit.session, "client", lost_after(session.client, "describe_training_job", lost))
+        with pytest.raises(launcher.UserError, match="may have been started: .*cannot be reached"):
+            launcher.run(plan)
+    run = launcher.attach(plan.name)
+    assert run.state == "InProgress"
+    run.stop()
+    assert run.wait(60) == "Stopped"
+
+
+def lost_after(client, call, lost):
+    """Clients of which one call never answers."""
+
+    def made(service, region):
+        found = client(service, region)
+        if service != "sagemaker":
+            return found
+        return type("Client", (), {call: lost, "__getattr__": lambda _, name: getattr(found, name)})()
+
+    return made
+
+
+def test_a_stop_that_comes_while_the_job_is_created_stops_it(sagemaker_job, monkeypatch):
+    create = submit.create
+
+    def slowly(plan):
+        sent = create(plan)
+        launcher.attach(plan.name).stop("changed my mind")  # which finds no remote.json
+        return sent
+
+    monkeypatch.setattr(submit, "create", slowly)
+    run = started(sagemaker_job(SLEEPS))
+    assert run.wait(60) == "Stopped"
+    assert run.outcome()["stop_reason"] == "changed my mind"
+
+
+def test_ctrl_c_while_the_job_is_created_says_that_it_goes_on(sagemaker_job, monkeypatch, capsys):
+    create = submit.create
+
+    def interrupted(plan):
+        create(plan)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(submit, "create", interrupted)
+    plan = launcher.plan(sagemaker_job(SLEEPS), on="aws")
+    with pytest.raises(KeyboardInterrupt):
+        launcher.run(plan)
+    assert f"launcher stop {plan.name} stops it" in capsys.readouterr().err
+    run = launcher.attach(plan.name)
+    run.stop()
+    assert run.wait(60) == "Stopped"
+
+
+@pytest.mark.parametrize("error", [PermissionError(errno.EACCES, "no"), OSError(errno.EROFS, "no")])
+def test_a_colleagues_run_is_shown_as_its_owner_last_saw_it(sagemaker_job, monkeypatch, error):
+    run = started(sagemaker_job(SLEEPS))
+    wait_until(lambda: is_ready(run), 60, "the script's line")
+
+    def closed(*_):
+        raise error
+
+    with monkeypatch.context() as others:
+        others.setattr(follow, "open", closed, raising=False)
+        assert launcher.attach(run.name).state == "InProgress" and len(launcher.runs()) == 1
+    run.stop()
+    assert run.wait(60) == "Stopped"

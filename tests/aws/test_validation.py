@@ -71,6 +71,7 @@ ERRORS = [
     ({**REMOTE, "compute.training_groups": [], "distribution": "none"}, "compute.training_groups", "0 groups for worker_type: remote", "training_groups: [gpus]"),
     ({**REMOTE, "inputs.train.instance_groups": ["gpus"], "inputs.validation.instance_groups": ["gpus"]}, "inputs.train.instance_groups", "cpus without train", "add cpus"),
     ({**REMOTE, "inputs.train.instance_groups": ["gpus", "cpus"], "inputs.validation.instance_groups": ["cpus"]}, "inputs.validation.instance_groups", "gpus without validation", "add gpus"),
+    ({**KIT, "distribution": "torchrun", "inputs.train.sharded": True}, "inputs.train.sharded", "needs all of it on each of them", "FastFile"),
     ({**REMOTE, "inputs.train.sharded": True}, "inputs.train.sharded", "a host would lack the images of the others", "FastFile"),
     ({**TAUGHT, "inputs.teacher.instance_groups": ["gpus"]}, "inputs.teacher.instance_groups", "cpus without teacher", "add cpus"),
     ({**TAUGHT, "inputs.teacher.sharded": True}, "inputs.teacher.sharded", "a host would lack files of the others", "FastFile"),
