@@ -10,6 +10,9 @@ from launcher_observer.addresses import Address, here
 from launcher_observer.models import models_of
 from launcher_observer.setups import Setups
 
+MOST_DESCRIBED = 8
+"""Optimizers whose models are looked for, which goes through all that Python holds: a script may make one for every image."""
+
 
 class MadeThings:
     """Notes each thing, with the line that made it."""
@@ -24,6 +27,8 @@ class MadeThings:
         """The dtype of the first autocast with gradients on."""
         self._described: set[int] = set()
         """Identities of optimizers."""
+        self._described_yet = 0
+        """Optimizers in all, also those that are gone."""
         self.parallel_models: weakref.WeakSet[Any] = weakref.WeakSet()
         """Those that ranks share."""
         self.device: Any = None
@@ -60,8 +65,10 @@ class MadeThings:
         self._described.add(id(optimizer))
         self._setups.add("step", here(), {})
         model_at = here()
-        for model_at, values in models_of(self._torch, optimizer):
-            self._setups.add("model", model_at, values, which=(model_at[:2], values["class"]))
+        if self._described_yet < MOST_DESCRIBED:
+            for model_at, values in models_of(self._torch, optimizer):
+                self._setups.add("model", model_at, values, which=(model_at[:2], values["class"]))
+        self._described_yet += 1
         parameters = setups.parameters_of(optimizer)
         if not self._setups.knows("precision"):
             self._precision(model_at)

@@ -198,7 +198,7 @@ class Observer:
             self.guarded(self.made.describe, optimizer)
         if self.set_to_evaluate:
             self.set_to_evaluate.clear()
-        self.events.add("optimizer", self.clock.optimizer_begins, id(optimizer))
+        self.events.add("optimizer", self._optimizes, id(optimizer))
         if self.events.at_once:
             self.events.settle()
 
@@ -221,8 +221,8 @@ class Observer:
         self.events.settle()
 
     def checkpoint_begins(self) -> bool:
-        """Whether it is the outermost, which alone counts."""
-        if self.events.phase == "checkpoint":
+        """Whether it counts: the outermost does, and nothing that is saved in making a batch, such as a cache of samples."""
+        if self.events.phase in ("checkpoint", "data_wait"):
             return False
         self.setups.add("checkpoint", here(), {})
         self.set_to_evaluate.clear()
@@ -282,7 +282,13 @@ class Observer:
 
     def _trains_on(self) -> None:
         """A backward pass begins."""
-        loading = self.clock.backward_begins()
+        self._of_training(self.clock.backward_begins())
+
+    def _optimizes(self, optimizer: int) -> None:
+        """An optimizer's step begins, whatever made its gradients."""
+        self._of_training(self.clock.optimizer_begins(optimizer))
+
+    def _of_training(self, loading: Loading | None) -> None:
         if loading is not None and loading.loader.role != "training":
             loading.loader.role = "training"
             self.setups.note(loading.loader)

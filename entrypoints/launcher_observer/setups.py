@@ -13,6 +13,9 @@ from launcher_observer.step import Loading
 MOST_ENTRIES = 500
 """Of a record: a script may make a loader for each of many epochs."""
 
+IMAGES = 4
+"""Dimensions from which a tensor holds several images, the first one being theirs."""
+
 SHARDED = "DTensor"
 """The type of parameters that `fully_shard` has shared among the ranks."""
 
@@ -25,6 +28,12 @@ class Loader:
         self.passes = 0
         self.role = "unknown"
         self.batches: int | None = None
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples of a batch, at most; None: not known."""
+        size: int | None = self.values.get("batch_size")
+        return size
 
     def next_pass(self) -> Loading:
         self.passes += 1
@@ -156,19 +165,33 @@ def _dataset(dataset: Any) -> dict[str, Any]:
     return {"class": type(dataset).__qualname__, **place}
 
 
-def samples_of(batch: Any) -> int:
-    """How many samples a batch holds: the length of the first tensor in it; 0 where there is none."""
+def samples_of(batch: Any, most: int | None) -> int:
+    """How many samples a batch holds: the length of the first tensor in it; 0 where there is none.
+
+    A list of samples, or lists of their parts, as of images of several sizes, have no dimension of samples: of the lengths on the way to
+    the first tensor, which is one image then, the largest counts that the loader can give.
+
+    Args:
+        most: the loader's batch size; None: not known.
+    """
+    lengths, first = [], 0
     for _ in range(4):
         shape = getattr(batch, "shape", None)
         if shape is not None:
-            return int(shape[0]) if len(shape) else 0
+            first = int(shape[0]) if len(shape) else 0
+            if most is None or len(shape) >= IMAGES:
+                return first
+            lengths.append(first)
+            break
+        if isinstance(batch, (list, tuple)):
+            lengths.append(len(batch))
         try:
             batch = next(iter(batch.values() if hasattr(batch, "values") else batch))
         except Exception:  # StopIteration, or what a batch of the user's own class raises
-            return 0
+            break
         if isinstance(batch, (str, bytes)):
-            return 0
-    return 0
+            break
+    return max((length for length in lengths if most is not None and length <= most), default=first)
 
 
 def optimizer_values(optimizer: Any) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class Step:
 class Loading:
     """One pass over a loader."""
 
-    __slots__ = ("loader", "number", "began", "backwards", "batches")
+    __slots__ = ("loader", "number", "began", "trained", "batches")
 
     def __init__(self, loader: Any, number: int):
         """
@@ -56,7 +56,7 @@ class Loading:
             number: of the pass, from 1.
         """
         self.loader, self.number, self.batches = loader, number, 0
-        self.began, self.backwards = 0.0, -1
+        self.began, self.trained = 0.0, -1
 
 
 def trains(step: Step) -> bool:

@@ -40,7 +40,8 @@ class StepClock:
         """Seconds that the process had used, at the last event that told."""
         self.steps = 0
         """That are over."""
-        self._backwards = 0
+        self._trained = 0
+        """Backward passes and optimizer steps."""
         self._step: Step | None = None
         self._mark: Any = None
         """When the last thing that was seen was over."""
@@ -83,8 +84,8 @@ class StepClock:
             a pass over another loader that turns out to have been an evaluation.
         """
         now, self._cpu = self.now, cpu
-        if loading.backwards < 0:
-            loading.began, loading.backwards = now, self._backwards
+        if loading.trained < 0:
+            loading.began, loading.trained = now, self._trained
         if not training:
             self._begin_evaluation(now)
             return None
@@ -129,7 +130,7 @@ class StepClock:
             self._evaluated = self.now
             return True
         self._exhausted = True
-        if loading.backwards == self._backwards and self.steps and loading.loader.role != "training":
+        if loading.trained == self._trained and self.steps and loading.loader.role != "training":
             self._step, self._evaluating, self._evaluated = None, loading.began, self.now
         return self._evaluating is not None
 
@@ -154,7 +155,7 @@ class StepClock:
         self._backward_depth += 1
         if self._backward_depth > 1:
             return None
-        self._backwards += 1
+        self._trained += 1
         self._set_to_evaluate = None
         step = self._under_way()
         self._add("forward", step)
@@ -167,20 +168,25 @@ class StepClock:
             return
         self._add("backward", self._step)
 
-    def optimizer_begins(self, optimizer: int) -> None:
+    def optimizer_begins(self, optimizer: int) -> Loading | None:
         """An optimizer's step, or a scaler's around it, begins; also where one is under way, which then is a part of that.
 
         Args:
             optimizer: its identity.
+
+        Returns:
+            the pass over a loader whose batch is trained on, where one is known.
         """
         if self._optimizer is not None:
-            return
+            return None
+        self._trained += 1
         self._set_to_evaluate = None
         step = self._under_way()
         done = step.optimizers.count(optimizer)
         if done and (not step.batches or done >= MOST_OPTIMIZER_STEPS):
             self._end_step_at_its_cut(step)
         self._optimizer, self._mark = optimizer, self.moment
+        return step.loader
 
     def optimizer_ends(self, optimizer: int, cpu: float) -> None:
         """

@@ -6,6 +6,7 @@
     {"kind": "steps", …}        each window: mean seconds a step of the whole step and its phases
     {"kind": "checkpoint", …}   each pause, and `evaluate`
     {"kind": "arithmetic", …}   once, of the kit's scripts: what the models compute for an image, the device's peak, and why there is no MFU
+    {"kind": "decided", …}      once, of the kit's scripts: what settings stand for that were decided after the start
     {"kind": "lines", …}        of an observed script: where the host's time went so far, by line of the user's code
     {"kind": "not_measured", …} what turned out not to be measurable, and why
 

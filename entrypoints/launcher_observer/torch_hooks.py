@@ -96,13 +96,14 @@ def _loaders(observer: Observer, torch: Any) -> None:
             try:
                 batch = original(iterator)
             except StopIteration:
-                events.add(None, observer.loader_ended, loading)
+                events.add("between_passes", observer.loader_ended, loading)
                 raise
             except BaseException:
                 events.add(None, observer.batch_failed, loading)
                 raise
             waited = perf_counter() - asked
-            events.add(using, observer.batch_came, loading, samples_of(batch), waited)
+            samples = samples_of(batch, loading.loader.batch_size)
+            events.add(using, observer.batch_came, loading, samples, waited)
             return batch
 
         return __next__

@@ -10,6 +10,9 @@ from launcher.insight.evidence import FEW_SAMPLES, Evidence
 WORKERS, THREADS, PROGRAMS = "workers", "threads", "programs"
 """Who else uses a host's cores: data workers, the other threads of the training processes, programs outside the run."""
 
+COMPUTING = 0.9
+"""Share of a core from which the training thread hardly waits for other threads of its process."""
+
 
 def run_delay(evidence: Evidence) -> float | None:
     """Share of the steps in which the training thread was ready to run and had no core: mean over ranks; None: not recorded."""
@@ -53,6 +56,18 @@ def cost_of_workers(evidence: Evidence) -> float:
     Where an operator runs on two threads, each waits for a core as often as the other, and the training thread for its peer too.
     """
     return (1 + peers(evidence)) * (lost_to_workers(evidence) or 0.0)
+
+
+def spinning_cores(evidence: Evidence) -> float:
+    """Cores of a host that other threads of the training process hold while its training thread prepares the images, on a job that computes
+    on a GPU; 0 where workers prepare them, or the training thread mostly waits. Whether they work or spin cannot be seen.
+
+    OpenMP's threads wait for the next operator without giving their core away (GOMP_SPINCOUNT,
+    https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html). On an H100 machine a script that decoded one image after the other by
+    itself kept 15 of 16 cores busy so.
+    """
+    computes = (thread_cpu(evidence) or 0.0) >= COMPUTING
+    return neighbours(evidence).get(THREADS, 0.0) if evidence.on_gpu and evidence.workers == 0 and computes else 0.0
 
 
 def oversubscribed(evidence: Evidence) -> bool:

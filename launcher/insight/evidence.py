@@ -321,8 +321,8 @@ class Evidence:
     # GPUs
 
     @functools.cached_property
-    def gpu_means(self) -> dict[str, float]:
-        """Mean utilisation of each GPU in percent, by `host gpu`."""
+    def all_gpu_means(self) -> dict[str, float]:
+        """Mean utilisation of every GPU of the hosts in percent, by `host gpu`, also of those that the run does not use."""
         return {
             f"{host.name} {name}": float(values.mean())
             for host in self.hosts
@@ -331,29 +331,42 @@ class Evidence:
         }
 
     @functools.cached_property
+    def gpu_means(self) -> dict[str, float]:
+        """The same of the run's own GPUs: of a host whose ranks were timed the busiest, one for each rank."""
+        if self.facts.get("device") == "cpu":
+            return {}
+        own: dict[str, float] = {}
+        for host in self.hosts:
+            here = {name: mean for name, mean in self.all_gpu_means.items() if name.startswith(f"{host.name} ")}
+            busiest = sorted(here, key=here.__getitem__, reverse=True)[: self.local_ranks(host) if self.ranks else None]
+            own |= {name: mean for name, mean in here.items() if name in busiest}
+        return own
+
+    @functools.cached_property
     def gpu_idle(self) -> float | None:
         """Mean share of the time in which no kernel ran, over GPUs, 0 to 1."""
         return 1 - float(np.mean(list(self.gpu_means.values()))) / 100 if self.gpu_means else None
 
     @property
     def uneven(self) -> bool:
-        """Whether some GPUs are used much more than others."""
-        means = self.gpu_means.values()
+        """Whether some GPUs are used much more than others, or not at all."""
+        means = self.all_gpu_means.values()
         return len(means) > 1 and max(means) - min(means) >= UNEVEN
 
     @functools.cached_property
     def gpu_memory(self) -> float | None:
-        """Memory use of the fullest GPU, its 95th percentile in percent."""
+        """Memory use of the fullest of the run's GPUs, its 95th percentile in percent."""
         values = [
             float(np.percentile(self.during(series), 95))
             for host in self.hosts
-            for series in host.gpu_memory.values()
-            if len(series.values)
+            for name, series in host.gpu_memory.items()
+            if len(series.values) and (not self.gpu_means or f"{host.name} {name}" in self.gpu_means)
         ]
         return max(values) if values else None
 
     @property
     def on_gpu(self) -> bool:
+        # where no device is known, those that were watched
         return self.facts.get("device") == "cuda" or bool(self.gpu_means)
 
     # Settings

@@ -24,6 +24,8 @@ class Replay:
     images: str | None = None
     """The folder of this machine that holds its training and held-out images, file by file, as `launcher prepare` takes it; None: they
     are elsewhere, or in shards already."""
+    checkpoints: str | None = None
+    """A folder in S3 where its checkpoints can be kept, of a run on SageMaker whose job keeps none; None: it has one, or needs none."""
 
 
 def replay_of(run: RunFolder) -> Replay | None:
@@ -33,7 +35,14 @@ def replay_of(run: RunFolder) -> Replay | None:
         return None
     if backends.starter(plan["backend"]).why_not_planned_again(run) is not None:
         return None
-    return Replay(run.name, _images(plan["job"].get("inputs", {})))
+    return Replay(run.name, _images(plan["job"].get("inputs", {})), _checkpoints(plan))
+
+
+def _checkpoints(plan: Mapping[str, Any]) -> str | None:
+    job = plan["job"]
+    if plan["backend"] != "aws" or job.get("checkpoints") is not None or job.get("output") is None:
+        return None
+    return f"{job['output'].rstrip('/')}/{job['name']}/checkpoints"
 
 
 def _images(inputs: Mapping[str, Mapping[str, Any]]) -> str | None:

@@ -13,7 +13,7 @@ FRAMEWORKS = ("transformers", "lightning", "pytorch_lightning", "accelerate")
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16"}
 """torch's names of types -> the kit's; every other one is fp32."""
 
-PAUSES = ("evaluate", "checkpoint")
+PAUSES = ("evaluate", "checkpoint", "between_passes")
 """Phases of samples that lie between steps."""
 
 WAITS_FOR_THE_DEVICE = re.compile(r"\.(item|cpu|tolist|numpy|synchronize)\(|\bprint\(|\bfloat\(")

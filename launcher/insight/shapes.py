@@ -161,6 +161,12 @@ class ArithmeticShape(TypedDict):
     why_no_mfu: str
 
 
+class DecidedShape(TypedDict):
+    """What settings stand for that were decided after the start."""
+
+    settings: dict[str, Any]
+
+
 class OperatorShape(TypedDict):
     name: str
     seconds: Seconds
@@ -250,7 +256,7 @@ START, WINDOW, FIRST_STEP, STALL = (
     TypeAdapter[Any](kind) for kind in (StartShape, WindowShape, FirstStepShape, StallShape)
 )
 SETUP, LINES, NOT_MEASURED = (TypeAdapter[Any](kind) for kind in (SetupShape, LinesShape, NotMeasuredShape))
-ARITHMETIC = TypeAdapter[Any](ArithmeticShape)
+ARITHMETIC, DECIDED = TypeAdapter[Any](ArithmeticShape), TypeAdapter[Any](DecidedShape)
 OPERATORS, PROBE = TypeAdapter[Any](OperatorsShape), TypeAdapter[Any](ProbeShape)
 SETTINGS, FACTS = TypeAdapter[Any](SettingsShape), TypeAdapter[Any](FactsShape)
 

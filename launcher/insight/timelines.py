@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,6 +31,9 @@ SERVERS = "servers"
 
 WINDOW = b'{"kind": "steps"'
 """How the line of a logged window begins."""
+
+STRETCH = 16
+"""Windows in a row that are read of a long record: what happens between two is known only of neighbours."""
 
 
 @dataclass
@@ -61,13 +66,13 @@ def read(files: list[Path], max_bytes: int) -> Ranks:
     """All ranks' records.
 
     Args:
-        max_bytes: where the files are larger, only one in N windows is read.
+        max_bytes: where the files are larger, only about one in N windows is read.
     """
     total = sum(file.stat().st_size for file in files if file.exists())
     each = max(1, -(-total // max_bytes))
     ranks = Ranks()
     if each > 1:
-        ranks.thinned = f"steps: one in {each} logged windows of every rank was read"
+        ranks.thinned = f"steps: one in {each} logged windows of every rank was read, {STRETCH} in a row"
     for file in files:
         try:
             _read_one(file, each, ranks)
@@ -89,16 +94,24 @@ def read(files: list[Path], max_bytes: int) -> Ranks:
     return ranks
 
 
+@functools.cache
+def _is_read(stretch: int, each: int) -> bool:
+    """Whether a stretch of windows is one in `each`: the first is, and of the others chance decides, the same for all ranks; every Nth one
+    might always be an epoch's first."""
+    return stretch == 0 or random.Random(stretch).random() * each < 1
+
+
 def _read_one(file: Path, each: int, ranks: Ranks) -> None:
     start: dict[str, Any] | None = None
     windows, stalls, setups, sampled, not_measured = [], [], [], {}, {}
+    decided: dict[str, Any] = {}
     lines_seen = windows_seen = unreadable = 0
     with trust.opened(file) as lines:
         for line in lines:
             lines_seen += 1
             if line.startswith(WINDOW):
                 windows_seen += 1
-                if windows_seen % each:
+                if not _is_read((windows_seen - 1) // STRETCH, each):
                     continue
             try:
                 event = json.loads(line)
@@ -122,6 +135,8 @@ def _read_one(file: Path, each: int, ranks: Ranks) -> None:
                 elif kind == "arithmetic":
                     about = shapes.ARITHMETIC.validate_python(event)
                     ranks.facts.setdefault("arithmetic", {name: about[name] for name in about if name != "kind"})
+                elif kind == "decided":
+                    decided |= shapes.DECIDED.validate_python(event)["settings"]
                 elif kind == "not_measured":
                     shapes.NOT_MEASURED.validate_python(event)
                     not_measured[event["what"]] = event["why"]
@@ -138,6 +153,7 @@ def _read_one(file: Path, each: int, ranks: Ranks) -> None:
     if unreadable:
         ranks.unreadable.append(f"{file.name}: {unreadable} of {counted(lines_seen, 'line')}")
     _add_start(start, ranks)
+    ranks.settings |= decided
     ranks.not_measured |= not_measured
     if not start.get("observed"):
         ranks.measure_themselves = True

@@ -71,6 +71,7 @@ TOUCHES = (
         "the device computes with other numbers",
     ),
     Touch(("compile",), (START, *MODEL, "evaluate"), "the trained model's kernels are others"),
+    Touch(("cuda_graphs",), (START, "teacher_forward", *MODEL), "what is compiled is launched in another way"),
     Touch(
         ("channels_last",),
         (START, "host_to_device", "augment", *MODEL, "evaluate"),

@@ -82,12 +82,15 @@ def far(steps: Steps) -> np.ndarray:
     """(n,) which windows are outliers: rare ones far above the median of the steady ones, or with such a step."""
     seconds, kept = np.nan_to_num(steps.seconds["step"]), steady(steps)
     median = np.median(each_step(steps, seconds, kept))
-    found = seconds > FAR * median
+    farthest = seconds > FAR_STEP * median
     if "slowest_step" in steps.extra:  # one slow step among many of a window
-        found |= (np.nan_to_num(steps.extra["slowest_step"]) > FAR_STEP * median) & (seconds > 1.1 * median)
-    found &= kept
-    rare = counts(steps)[found].sum() <= RARE * counts(steps)[kept].sum()
-    return found if rare else np.zeros(len(seconds), bool)
+        farthest |= (np.nan_to_num(steps.extra["slowest_step"]) > FAR_STEP * median) & (seconds > 1.1 * median)
+    # where many are twice as slow, the farthest are outliers still
+    for found in ((seconds > FAR * median) | farthest, farthest):
+        rare: np.ndarray = found & kept
+        if counts(steps)[rare].sum() <= RARE * counts(steps)[kept].sum():
+            return rare
+    return np.zeros(len(seconds), bool)
 
 
 def mean_seconds(steps: Steps, phase: str, where: np.ndarray | None = None) -> float | None:

@@ -103,6 +103,22 @@ def test_readers_that_hardly_compute_wait_for_storage(planted, found):
     assert kind(**planted) == found
 
 
+@pytest.mark.parametrize(
+    ("cpu", "workers", "found"),
+    [
+        (0.97, 0, "too_few_workers"),  # as measured on an H100: 1 thread decodes, 6.5 others spin
+        (0.85, 0, "data_bound"),  # it waits for its other threads: they may decode
+        (0.97, 4, "data_bound"),
+    ],
+)
+def test_threads_that_spin_beside_the_one_that_decodes_are_no_work_that_fills_the_cores(cpu, workers, found):
+    theirs, settings = 0.6 * workers, {"num_workers": workers}
+    run = waiting(0.4, gpu=60, busy=7.7, settings=settings, cpu_seconds=7.5 + theirs, worker_cpu_seconds=theirs)
+    finding = asked(with_threads(run, delay=0.0, cpu=cpu))
+    assert finding.kind == found
+    assert any("6.5 cores are held by other threads" in one for one in finding.evidence) == (found == "too_few_workers")
+
+
 def test_without_workers_the_training_thread_is_the_reader_and_its_other_threads_may_spin():
     run = waiting(0.4, gpu=60, settings={"num_workers": 0}, cpu_seconds=0.8)
     for cpu, found in ((0.45, "storage_bound"), (0.55, "too_few_workers")):

@@ -266,3 +266,13 @@ def test_a_batch_whose_size_is_not_known_is_not_judged():
     assert fixed(0.1, settings={"global_batch_size": None}) is None
     missing = feeding.fixed_cost(Evidence(plant(**IDLE)))
     assert isinstance(missing, NotMeasured) and missing.reason == "optimizer was not recorded"
+
+
+def test_gpus_that_no_rank_uses_are_not_the_runs_own():
+    """One process on a machine of eight: its own is busy, or idle beside neighbours' that are not; and a run on the CPU."""
+    assert kind(ranks=1, gpus=[95.0] + [0.0] * 7) is None
+    assert Evidence(plant(**{**IDLE, "gpus": [95.0] + [0.0] * 7})).gpu_idle == pytest.approx(0.05, abs=0.02)
+    assert kind(ranks=2, gpus=[95.0, 0.0, 93.0, 0.0]) is None
+    assert kind(ranks=1, gpus=[40.0, 0.0]) == "gpu_starved"
+    on_the_cpu = plant(**{**IDLE, "gpus": [0.0], "facts": {"device": "cpu"}})
+    assert not Evidence(on_the_cpu).on_gpu and feeding.starved(Evidence(on_the_cpu)) is None

@@ -170,6 +170,21 @@ def test_every_fix_by_a_setting_has_a_command_that_holds_it(variant, images):
     assert len(seen) > 20
 
 
+@pytest.mark.parametrize("place", [None, "s3://amzn-s3-demo-bucket/runs/planted/checkpoints"])
+def test_a_teachers_cache_comes_with_a_place_that_keeps_it(place):
+    replayed = Replay("slow-20261122-100000-abcd", checkpoints=place)
+    caches = [fix for fix, _ in planted_fixes(replayed, {}) if fix.setting == "hyperparameters.teacher_cache"]
+    assert caches and {fix.keys.get("checkpoints.s3") for fix in caches} == {place}
+
+
+def test_a_run_on_sagemaker_without_checkpoints_has_a_place_for_them(images):
+    measured = next(made for made in (plant(**one) for one in PLANTED.values()) if made.facts.get("device") == "cuda")
+    job, on = job_of(measured, images)
+    assert on == "aws" and replay_of(recorded(job, on)).checkpoints == f"{WITH_GPUS['output']}/planted/checkpoints"
+    kept = launcher.from_values({**job.model_dump(exclude_unset=True), "checkpoints": "s3://amzn-s3-demo-bucket/kept"})
+    assert replay_of(recorded(kept, on)).checkpoints is None
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_every_fix_of_every_planted_run_can_be_pasted(variant, images):

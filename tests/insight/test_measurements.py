@@ -18,7 +18,9 @@ from launcher.config.issues import UserError
 from launcher.emulator import Emulator
 from launcher.insight import measurements, system_files
 from launcher.insight.diagnosis import Diagnosis
+from launcher.insight.evidence import Evidence
 from launcher.insight.measurements import read
+from launcher.insight.rules import pauses
 from launcher.prepare import prepare
 
 BEGIN = 1_795_000_020
@@ -257,9 +259,32 @@ def test_a_phase_that_a_window_lacks_is_no_number_and_a_cut_line_is_counted(tmp_
     assert found.unreadable == ("timeline-3.jsonl: 1 of 4 lines",)
     assert "could not be read: timeline-3.jsonl: 1 of 4 lines" in str(Diagnosis(found)) + Diagnosis(found)._repr_html_()
     assert "no files of system metrics" in found.not_measured["system"]
-    thinned = read(str(tmp_path), max_bytes=4 * 400)
-    assert thinned.sampled == "steps: one in 2 logged windows of every rank was read"
-    assert thinned.ranks[0].step.tolist() == [2]
+
+
+def test_of_a_long_record_neighbours_are_read_and_the_same_of_every_rank(tmp_path):
+    """Each second window of this run is an epoch's first: one in two or four would be these alone, or none of them."""
+    for rank in range(2):
+        start = {"kind": "start", "rank": rank, "node": "algo-1", "settings": {}, "not_measured": {}, "world_size": 2}
+        start |= dict.fromkeys(("backend", "device", "device_name", "instance_type", "torch", "threads"))
+        lines = [json.dumps(start)]
+        for number in range(1000):
+            first = number % 2 == 0
+            seconds = {"step": 5.0 if first else 0.1, "data_wait": 4.9 if first else 0.0}
+            extra = {"steps": 1 if first else 9}
+            step = number // 2 * 10 + (1 if first else 10)
+            ended = 60.0 * (number // 2) + (5.0 if first else 6.0)
+            values = {"epoch": 1 + number // 2, "step": step, "ended": ended, "seconds": seconds, "extra": extra}
+            lines.append(json.dumps({"kind": "steps", **values}))
+        (tmp_path / f"timeline-{rank}.jsonl").write_text("\n".join(lines))
+    whole = sum(file.stat().st_size for file in tmp_path.iterdir())
+    for each in (2, 4):
+        found = read(str(tmp_path), max_bytes=4 * (whole // each + 100))
+        assert found.sampled == f"steps: one in {each} logged windows of every rank was read, 16 in a row"
+        one, other = (ranks.step.tolist() for ranks in found.ranks)
+        assert one == other and one[:16] == [1, 10, 11, 20, 21, 30, 31, 40, 41, 50, 51, 60, 61, 70, 71, 80]
+        assert 0.6 * 1000 / each < len(one) < 1.5 * 1000 / each
+        others, later = pauses.after_epoch_firsts(Evidence(found), found.ranks[0])
+        assert later == 0 and others.sum() == pytest.approx(len(one) / 2, abs=len(one) / 16)
 
 
 def test_a_job_hands_its_interval_to_the_script_as_sagemaker_does():

@@ -133,7 +133,7 @@ ADDRESSES = {
     "checkpoints of transformers": (
         "checkpoint_stalls", PLANTED["checkpoint_stalls", "harsh"],
         [loader("transformers"), setup("checkpoint", 60, "trainer.train()", via="safetensors")], [],
-        "train.py:60", "TrainingArguments(save_steps=",
+        "train.py:60", 'TrainingArguments(save_strategy="steps", save_steps=',
     ),
     "evaluations": (
         "evaluation_stalls", PLANTED["evaluation_stalls", "mild"], [loader(batch_size=256), EVALUATION], [],

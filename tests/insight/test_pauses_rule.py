@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
+import numpy as np
 import pytest
 
 from launcher.insight.answers import EXPLAINED, Answer, NotMeasured
@@ -236,6 +238,14 @@ def test_the_evidence_names_the_slow_steps_and_their_phase():
     assert outliers({**five, 140: 24.0}, steps=400).evidence[1] == "at steps 70, 80, 90, 120, 130 …"
 
 
+@pytest.mark.parametrize(("others", "found", "limit"), [(2, 4, 2), (3, 2, 5)])
+def test_where_many_steps_are_slow_the_farthest_are_outliers_still(others, found, limit):
+    """As on a busy machine: another program made a quarter of the steps twice as slow, beside the few that took ten seconds."""
+    slow = {step: 15.0 for step in range(100, 100 + 10 * others, 10)}
+    finding = outliers({**slow, 50: 120.0, 60: 120.0}, steps_per_epoch=1000)
+    assert finding.evidence[0].startswith(f"{found} of 19 logged windows above {limit} times the median")
+
+
 def test_the_longest_single_step_is_told_where_it_was_recorded():
     run = planted(slow_steps={80: ("backward", 24.0)})
     run.ranks[0].extra["slowest_step"] = run.ranks[0].seconds["step"] * 2
@@ -281,6 +291,17 @@ def test_outliers_of_too_many_workers_on_full_cores_are_theirs():
     assert outliers({80: 60.0}, busy=7.8).kind == "step_outliers", "workers were few"
 
 
+@pytest.mark.parametrize(
+    ("throttled", "delay", "explained"), [(30.0, 0.6, True), (30.0, 0.4, False), (5.0, 0.6, False), (30.0, None, False)]
+)
+def test_slow_steps_whose_thread_has_no_core_are_the_quotas(throttled, delay, explained):
+    run = planted(slow_steps={80: ("backward", 24.0)}, throttled=throttled)
+    if delay is not None:
+        seconds = run.ranks[0].seconds["step"]
+        run.ranks[0].extra["run_delay_seconds"] = delay * (seconds - np.median(seconds)) + 0.3
+    assert (pauses.outliers(Evidence(run)) is EXPLAINED) == explained
+
+
 def test_shapes_that_vary_are_a_matter_of_compiled_models():
     assert "compile" not in str(outliers({80: 30.0}).fixes)
     assert outliers({80: 30.0}, settings={"compile": True}).fixes[-1].setting == "hyperparameters.compile"
@@ -291,3 +312,20 @@ def test_without_steps_there_are_no_outliers_and_no_checkpoints_to_see():
     for ask in (pauses.outliers, pauses.checkpoints, pauses.evaluations, pauses.epoch_starts, pauses.start):
         told = ask(alone)
         assert isinstance(told, NotMeasured) and told.reason == "no step timeline was found"
+
+
+def test_a_resumed_runs_checkpoints_become_fewer_by_what_it_was_set_to():
+    """Steps 9,001 to 9,200, with a checkpoint every 20."""
+    run = planted(checkpoint=(20, 5.5), settings={"checkpoint_every": 20})
+    later = [dataclasses.replace(steps, step=steps.step + 9000) for steps in run.ranks]
+    found = pauses.checkpoints(Evidence(dataclasses.replace(run, ranks=tuple(later))))
+    assert found.fixes[0].value == 20 * 6
+
+
+def test_a_gap_within_an_epoch_is_no_start_of_one():
+    """As where the clock was set on."""
+    run = planted()
+    [steps] = run.ranks
+    late = dataclasses.replace(steps, ended=steps.ended + np.where(np.arange(len(steps.ended)) > 20, 600.0, 0.0))
+    assert not (np.diff(late.epoch[18:24]) > 0).any()
+    assert pauses.epoch_start_share(Evidence(dataclasses.replace(run, ranks=(late,)))) < 0.05

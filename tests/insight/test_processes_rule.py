@@ -182,3 +182,9 @@ def test_one_gpu_or_none_cannot_be_uneven_and_what_was_not_watched_is_not_measur
         assert dict(report(**planted).not_applicable)["GPUs used unevenly"] == why
     told = report(ranks=1, system=False, facts={"device": "cuda"}, not_measured={"system": "monitor off"})
     assert reasons(told)["GPUs used unevenly"] == "monitor off"
+
+
+def test_one_process_beside_seven_idle_gpus_has_too_few_of_them():
+    found = finding("uneven_gpus", ranks=1, gpus=[95.0] + [0.0] * 7)
+    assert found is not None and "there are fewer processes than GPUs" in found.cause
+    assert finding("uneven_gpus", ranks=1, gpus=[95.0, 0.0], facts={"device": "cpu"}) is None

@@ -227,7 +227,7 @@ def test_a_model_is_compiled_before_its_first_call(parts, value, said):
     [
         ([part("checkpoint", 90, "torch.save(model)")], "`torch.save(model)` at train.py:90: once in about 500 steps"),
         ([], "checkpoints: once in about 500 steps"),
-        ([part("checkpoint", 60, via="safetensors"), loader("transformers")], "TrainingArguments(save_steps=500), used at train.py:60"),
+        ([part("checkpoint", 60, via="safetensors"), loader("transformers")], 'TrainingArguments(save_strategy="steps", save_steps=500), used at train.py:60'),
         ([part("checkpoint", 90), loader("transformers")], "train.py:90: once in about 500 steps"),
         ([loader("transformers")], "checkpoints: once in about 500 steps"),
     ],
@@ -245,7 +245,7 @@ HELD_OUT = loader(line=50, text="held_out = DataLoader(test)", role="evaluation"
         ([HELD_OUT], "evaluate 3 times less often, with the batches of `held_out = DataLoader(test)` at train.py:50"),
         ([part("evaluation", 55, "model.eval()")], "evaluate 3 times less often, begun by `model.eval()` at train.py:55"),
         ([], "evaluate 3 times less often"),
-        ([loader("transformers", role="evaluation")], "TrainingArguments(eval_steps=120), used at train.py:42"),
+        ([loader("transformers", role="evaluation")], 'TrainingArguments(eval_strategy="steps", eval_steps=120), used at train.py:42'),
     ],
 )  # fmt: skip
 def test_evaluations_are_made_less_often(parts, said):
@@ -257,8 +257,8 @@ def test_evaluations_are_made_less_often(parts, said):
 @pytest.mark.parametrize(
     ("parts", "usable", "said"),
     [
-        ([HELD_OUT], 3.5, "DataLoader(num_workers=0) at train.py:50: set num_workers=3 (the training process makes"),
-        ([HELD_OUT], 2.0, "DataLoader(num_workers=0) at train.py:50: set num_workers=2 (the training process makes"),
+        ([HELD_OUT], 3.5, "DataLoader(num_workers=0) at train.py:50: set num_workers=3: the training process makes"),
+        ([HELD_OUT], 2.0, "DataLoader(num_workers=0) at train.py:50: set num_workers=2: the training process makes"),
         ([HELD_OUT], 1.5, NOTHING),
         ([loader(role="evaluation", num_workers=2)], 3.5, NOTHING),
         ([loader(num_workers=0)], 3.5, NOTHING),
@@ -336,7 +336,8 @@ def test_a_line_is_named_where_it_takes_a_third_of_what_the_finding_does():
 )
 def test_workers_that_start_with_every_epoch_stay(made, workers, advised):
     planted = {"settings": {"num_workers": workers}}
-    first, *_ = fixes(made, kind="slow_epoch_starts", planted=planted, lines=(line(66, 0.2),))
+    lines = (line(65, 0.2), line(66, 0.2, "between_passes"))
+    first, *_ = fixes(made, kind="slow_epoch_starts", planted=planted, lines=lines)
     assert str(first).startswith("DataLoader(persistent_workers=False)" if advised else "`work()` at train.py:66")
 
 

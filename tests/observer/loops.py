@@ -137,6 +137,52 @@ def evaluating_with_gradients() -> nn.Module:
 
 
 @loop
+def by_gradients() -> nn.Module:
+    """Gradients by torch.autograd.grad, so that no backward pass is seen; and a new optimizer every epoch."""
+    model, _ = parts()
+    training = loader()
+    for _ in range(3):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        for inputs, wanted in training:
+            loss = nn.functional.mse_loss(model(inputs), wanted)
+            for parameter, gradient in zip(model.parameters(), torch.autograd.grad(loss, [*model.parameters()])):
+                parameter.grad = gradient
+            optimizer.step()
+    return model
+
+
+class Cached(TensorDataset):
+    """Saves each sample at its first use."""
+
+    def __getitem__(self, index):
+        torch.save(self.tensors[0][index], io.BytesIO())
+        return super().__getitem__(index)
+
+
+@loop
+def caching_samples() -> nn.Module:
+    model, optimizer = parts()
+    for batch in DataLoader(Cached(torch.randn(24, 8), torch.randn(24, 1)), batch_size=4):
+        optimizer.zero_grad()
+        lower(model, batch)
+        optimizer.step()
+    return model
+
+
+@loop
+def lists_of_samples() -> nn.Module:
+    """Images of several sizes, as detection has them: one list of images, one of targets."""
+    model = nn.Conv2d(3, 1, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    samples = [(torch.randn(3, 8 + index % 3, 8), {"boxes": torch.randn(2, 4)}) for index in range(30)]
+    for images, _ in DataLoader(samples, batch_size=5, collate_fn=lambda batch: tuple(zip(*batch))):
+        optimizer.zero_grad()
+        sum(model(image).square().mean() for image in images).backward()
+        optimizer.step()
+    return model
+
+
+@loop
 def evaluating_a_part() -> nn.Module:
     """The same, which leave their loader before its end."""
     model, optimizer = parts()

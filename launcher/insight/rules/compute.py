@@ -86,12 +86,15 @@ def teacher(evidence: Evidence) -> Answer:
         views, whole = -(-max(1, epochs // 10) // together) * together, _epochs_of_the_job(evidence, epochs)
         said = f"the teacher runs in {min(views, whole):.3g} of {whole:.3g} epochs"
         gain = _without_teacher(evidence, share, min(1.0, views / whole), said)
+        replayed = evidence.measurements.replay
+        place = replayed.checkpoints if replayed else None  # among the checkpoints lies the bank that is filled
         fixes.append(
             Fix(
                 setting="hyperparameters.teacher_cache",
                 value={"views": views},
                 now=None,
                 why=f"its answers are kept; images come in {views} reproducible {'views' if views > 1 else 'view'}, so watch the accuracy",
+                also={"checkpoints.s3": place} if place else {},
             )
         )
     if halved:
@@ -100,7 +103,7 @@ def teacher(evidence: Evidence) -> Answer:
                 evidence, share, 1 / FASTER_ARITHMETIC, f"speed-up {FASTER_ARITHMETIC:.0f} of the teacher"
             )
         fixes.append(half)
-    if not settings.get("compile_teacher"):
+    if settings.get("compile_teacher") is not True:
         fixes.append(
             Fix(setting="hyperparameters.compile_teacher", value=True, now=False, why="fewer and larger kernels")
         )

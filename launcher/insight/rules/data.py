@@ -16,8 +16,10 @@ from launcher.insight.contention import (
     WORKERS,
     lost_to_workers,
     neighbours,
+    spinning_cores,
     swing,
     thread_cpu,
+    usable_cores,
     why_no_delay,
 )
 from launcher.insight.evidence import IDLE_GPU, Evidence
@@ -26,7 +28,7 @@ from launcher.insight.gains import bounded, estimated
 from launcher.insight.length import epoch_steps
 from launcher.insight.rules.images import cheaper_images, gain_of_cheaper_images, gain_of_quick_reads, shards
 from launcher.insight.rules.neighbours import numbers as neighbour_numbers
-from launcher.insight.rules.pauses import epoch_firsts, epoch_start_share
+from launcher.insight.rules.pauses import after_epoch_firsts, epoch_start_share
 from launcher.insight.rules.workers import (
     FULL,
     crowded,
@@ -67,13 +69,14 @@ def waiting(evidence: Evidence) -> Answer:
         return EXPLAINED
     if evidence.busy is None:
         return _without_cores(evidence, wait)
-    if _blocked(evidence, evidence.busy):
+    busy = evidence.busy - spinning_cores(evidence) / usable_cores(evidence)
+    if _blocked(evidence, busy):
         return _storage(evidence, wait, lost=wait)
-    room = min(1 / (1 - wait), 1 / max(evidence.busy, 0.01))
+    room = min(1 / (1 - wait), 1 / max(busy, 0.01))
     sensible = sensible_workers(evidence)
     if room >= 1 + NOTICEABLE and (evidence.workers is None or evidence.workers < sensible):
-        return _too_few_workers(evidence, wait, room, sensible, evidence.busy)
-    if evidence.busy >= 0.7:
+        return _too_few_workers(evidence, wait, room, sensible, busy)
+    if busy >= 0.7:
         return _costly_images(evidence)
     return _storage(evidence, wait, lost=wait)
 
@@ -97,8 +100,8 @@ def explained(evidence: Evidence) -> bool:
 def _everywhere(evidence: Evidence) -> bool:
     """Whether steps wait during the whole epoch, not only at its start."""
     for steps in evidence.ranks:
-        first, later = epoch_firsts(evidence, steps)
-        if first is not None and later < NOTICEABLE * windows.timed_mean(steps, "step"):
+        others, later = after_epoch_firsts(evidence, steps)
+        if others is not None and later < NOTICEABLE * windows.timed_mean(steps, "step"):
             return False
     return True
 
@@ -141,13 +144,20 @@ def _numbers(evidence: Evidence, wait: float | None) -> list[str]:
         cores = "" if evidence.cores_each is None else f", {evidence.cores_each:.3g} cores for each process"
         numbers.append(f"{counted(evidence.workers, 'worker')} per process{cores}")
     if evidence.unsteady is not None and evidence.unsteady >= NOTICEABLE:
-        numbers.append(f"steps are unsteady: their mean is {percent(evidence.unsteady)} above the quick ones")
+        quick = evidence.unsteady / (1 - evidence.unsteady)
+        numbers.append(f"steps are unsteady: their mean is {percent(quick)} above the quick ones")
     if evidence.pressure is not None and evidence.pressure >= NOTICEABLE:
         numbers.append(f"some process waits for a core in {percent(evidence.pressure)} of the time (CPU pressure)")
     if evidence.worker_use is not None:
         numbers.append(f"each worker keeps at most {evidence.worker_use:.2f} cores busy")
     if evidence.waiting_cores is not None:
         numbers.append(f"{evidence.waiting_cores:.1f} cores wait for disks (I/O wait)")
+    spinning = spinning_cores(evidence)
+    if spinning >= 0.5:
+        numbers.append(
+            f"{spinning:.1f} cores are held by other threads of the training process, which may only wait for the next operator "
+            "(OpenMP's do, without giving their core away); a worker has no such threads"
+        )
     return numbers
 
 
@@ -261,8 +271,9 @@ def _too_few_workers(evidence: Evidence, wait: float, room: float, sensible: int
         cause = "cores are free for workers; their number in this run is not known"
     elif workers == 0:
         cause = "the training process itself decodes the images, between its steps"
-    gain = bounded(wait * evidence.steps_part, NOT_RECORDED)
-    if workers is not None:
+    spins = spinning_cores(evidence) > 0
+    gain = bounded(wait * evidence.steps_part, "what its other threads do is not known" if spins else NOT_RECORDED)
+    if workers is not None and not spins:
         first = wait / each if not workers and (each := epoch_steps(evidence)) else 0.0
         formula = (
             f"1 / (max(rest of the step {busy:.2f}, loader with {wanted} workers {loader:.2f}, cores in use {cores:.2f})"
@@ -287,6 +298,9 @@ def _too_few_workers(evidence: Evidence, wait: float, room: float, sensible: int
             *cheaper_images(evidence),
         ),
         gain=gain,
+        experiment=f"some hundred steps with num_workers={wanted}: no faster, and the other threads do work that workers cannot"
+        if spins
+        else None,
     )
 
 

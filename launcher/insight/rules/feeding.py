@@ -278,7 +278,7 @@ def _small_batch(evidence: Evidence, lost: float) -> Finding:
             setting="hyperparameters.compile",
             value=True,
             now=settings.get("compile"),
-            why="fewer kernel launches a step",
+            why="fewer kernel launches a step; compiling takes a minute, which thousands of steps repay",
         )
     )
     fixes.append(Fix(setting=None, value="a smaller instance type or machine", why="if the batch must stay as it is"))

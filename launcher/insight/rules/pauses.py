@@ -36,7 +36,7 @@ def checkpoints(evidence: Evidence) -> Answer:
         lambda count, factor: (
             Fix(
                 setting="hyperparameters.checkpoint_every",
-                value=max(1, round(_steps(evidence) / max(count, 1)) * factor),
+                value=factor * (every if isinstance(every, int) else max(1, round(_steps(evidence) / max(count, 1)))),
                 now=every,
                 why=f"{factor} times fewer; a run that is killed loses that many more steps",
             ),
@@ -83,7 +83,9 @@ def epoch_starts(evidence: Evidence) -> Answer:
             f"in all other steps waiting for data takes {percent(_wait_in_others(evidence))}",
         ),
         cause="the loader restarts with every epoch: workers start, or images are listed again, while no batch is ready; "
-        "after a fork the process also copies the memory that it writes to",
+        "after a fork the process also copies the memory that it writes to"
+        if evidence.workers != 0
+        else "there are no workers that would have to start: the script does something else between two epochs, or lists images again",
         fixes=(
             shards(evidence, "a list of a few shards instead of one file per image"),
             *_half_the_workers(evidence),
@@ -102,14 +104,18 @@ def epoch_start_share(evidence: Evidence) -> float:
     """
     shares = []
     for steps in evidence.ranks:
-        first, later = epoch_firsts(evidence, steps)
-        between = float(windows.between(steps, evidence.measurements.stalls).sum()) / (evidence.training_seconds or 1)
+        others, later = after_epoch_firsts(evidence, steps)
+        of_epochs = np.concatenate(
+            [[False], np.diff(steps.epoch) > 0]
+        )  # other gaps are the clock's, or nobody knows whose
+        gaps = windows.between(steps, evidence.measurements.stalls)[of_epochs]
+        between = float(gaps.sum()) / (evidence.training_seconds or 1)
         waited = 0.0
-        if first is not None and later < NOTICEABLE * windows.timed_mean(steps, "step"):
-            everything = np.ones(len(first), bool)
+        if others is not None and later < NOTICEABLE * windows.timed_mean(steps, "step"):
+            everything = np.ones(len(others), bool)
             waits = windows.timed_mean(steps, "data_wait", everything) - later
             whole = windows.timed_mean(steps, "step", everything)
-            slower = whole - windows.timed_mean(steps, "step", ~first) if evidence.workers else 0.0
+            slower = whole - windows.timed_mean(steps, "step", others) if evidence.workers else 0.0
             waited = max(waits, slower) / whole
         shares.append(between + waited * evidence.steps_seconds / (evidence.training_seconds or 1))
     return float(np.median(shares)) if shares else 0.0
@@ -119,19 +125,22 @@ def _wait_in_others(evidence: Evidence) -> float:
     """Share of a step that steps after an epoch's first ones wait for data; the median rank's."""
     shares = []
     for steps in evidence.ranks:
-        first, later = epoch_firsts(evidence, steps)
-        if first is not None:
-            shares.append(later / windows.timed_mean(steps, "step", ~first))
+        others, later = after_epoch_firsts(evidence, steps)
+        if others is not None:
+            shares.append(later / windows.timed_mean(steps, "step", others))
     return float(np.median(shares)) if shares else evidence.share("data_wait") or 0.0
 
 
-def epoch_firsts(evidence: Evidence, steps: Steps) -> tuple[np.ndarray | None, float]:
-    """(which logged windows are an epoch's first, mean wait in the others); (None, 0) where that is unknown."""
-    first = np.concatenate([[True], np.diff(steps.epoch) > 0])
+def after_epoch_firsts(evidence: Evidence, steps: Steps) -> tuple[np.ndarray | None, float]:
+    """(which logged windows are not an epoch's first, mean wait in these); (None, 0) where that is unknown."""
+    begun = np.diff(steps.epoch) > 0
+    follows = np.diff(steps.step) == windows.counts(steps)[1:]
+    first = np.concatenate([[True], begun & follows])
+    others = np.concatenate([[False], ~begun])  # where the window before was not read, nobody knows
     kept = windows.steady(steps)
-    if "data_wait" not in steps.seconds or not (kept & first).any() or (kept & ~first).sum() < 2:
+    if "data_wait" not in steps.seconds or not (kept & first).any() or (kept & others).sum() < 2:
         return None, 0.0
-    return first, windows.timed_mean(steps, "data_wait", ~first)
+    return others, windows.timed_mean(steps, "data_wait", others)
 
 
 def start(evidence: Evidence) -> Answer:
@@ -146,8 +155,9 @@ def start(evidence: Evidence) -> Answer:
     if begun + compiling < ENDLESS_START and (begun + compiling < SLOW_START or share < NOTICEABLE):
         return None
     fixes = []
-    if evidence.settings.get("compile") or evidence.settings.get("compile_teacher"):
-        name = "compile" if evidence.settings.get("compile") else "compile_teacher"
+    for name in ("compile", "compile_teacher"):
+        if evidence.settings.get(name) is not True:
+            continue
         fixes.append(
             Fix(setting=f"hyperparameters.{name}", value=False, now=True, why="the run is too short for it to pay off")
         )
@@ -187,6 +197,21 @@ def start(evidence: Evidence) -> Answer:
     )
 
 
+def _of_a_missing_core(steps: Steps, mask: np.ndarray, far: np.ndarray) -> bool:
+    """Whether most of what slow windows take more than others is the training thread's wait for a core.
+
+    Args:
+        mask, far: which windows count, and which of these are slow.
+    """
+    if "run_delay_seconds" not in steps.extra:
+        return False
+    delay, step = (
+        np.nan_to_num(values[mask])[far].mean() - np.median(np.nan_to_num(values[mask]))
+        for values in (steps.extra["run_delay_seconds"], steps.seconds["step"])
+    )
+    return bool(delay >= 0.5 * step)
+
+
 def outliers(evidence: Evidence) -> Answer:
     """A few steps take far longer than the others, and a noticeable share of the time."""
     if not evidence.ranks:
@@ -207,9 +232,12 @@ def outliers(evidence: Evidence) -> Answer:
         return None
     if taken_by_workers(evidence) is not None and (evidence.full or 0) >= 0.8:
         return EXPLAINED
+    if (evidence.throttled or 0.0) >= NOTICEABLE and _of_a_missing_core(steps, mask, far):
+        return EXPLAINED
     waits = max(epoch_start_share(evidence), evidence.share("data_wait") or 0.0)
     if _at_epoch_starts(steps.epoch[mask], far) and waits >= NOTICEABLE:
         return EXPLAINED
+    limit = windows.FAR if far[seconds > windows.FAR * median].all() else windows.FAR_STEP
     where = {
         phase: float(np.nan_to_num(values[mask])[far].mean() - np.median(np.nan_to_num(values[mask])))
         for phase, values in steps.seconds.items()
@@ -227,7 +255,7 @@ def outliers(evidence: Evidence) -> Answer:
         title="A few steps take far longer than the others",
         share=share,
         evidence=(
-            f"{int(far.sum())} of {len(seconds)} logged windows above {windows.FAR:.0f} times the median of {median:.3g} s a step; "
+            f"{int(far.sum())} of {len(seconds)} logged windows above {limit:.0f} times the median of {median:.3g} s a step; "
             f"the slowest {seconds.max():.3g} s"
             + (f", the longest single step {evidence.slowest_step:.3g} s" if evidence.slowest_step else ""),
             f"at steps {numbers}{' …' if far.sum() > 5 else ''}",
@@ -250,7 +278,7 @@ def outliers(evidence: Evidence) -> Answer:
                         why="if shapes vary, each is compiled separately",
                     ),
                 )
-                if evidence.settings.get("compile")
+                if evidence.settings.get("compile") is True
                 else ()
             ),
         ),

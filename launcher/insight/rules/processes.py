@@ -133,7 +133,7 @@ def slow_rank(evidence: Evidence) -> Answer:
 
 def uneven_gpus(evidence: Evidence) -> Answer:
     """Some GPUs are used much more than others; where ranks were timed, `slow_rank` says more."""
-    means = evidence.gpu_means
+    means = evidence.all_gpu_means if evidence.on_gpu else {}
     if len(means) < 2:
         if means or not evidence.on_gpu:
             return DoesNotApply("one GPU" if means else "no GPU")

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from launcher.insight import windows
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding, Fix, percent
-from launcher.insight.script import Address, Part, Script
+from launcher.insight.script import Address, Part, SampledLine, Script
 
 ARGUMENTS: dict[str | None, dict[str, str]] = {
     "transformers": {
@@ -24,8 +24,8 @@ ARGUMENTS: dict[str | None, dict[str, str]] = {
         "fp16": "TrainingArguments(fp16=True)",
         "tf32": "TrainingArguments(tf32=True)",
         "compile": "TrainingArguments(torch_compile={})",
-        "checkpoint_every": "TrainingArguments(save_steps={})",
-        "evaluate_every": "TrainingArguments(eval_steps={})",
+        "checkpoint_every": 'TrainingArguments(save_strategy="steps", save_steps={})',
+        "evaluate_every": 'TrainingArguments(eval_strategy="steps", eval_steps={})',
     },
     "lightning": {
         "bf16": 'Trainer(precision="bf16-mixed")',
@@ -242,8 +242,12 @@ def _waits(finding: Finding, evidence: Evidence, script: Script) -> list[Fix]:
 
 def _loop(finding: Finding, evidence: Evidence, script: Script) -> list[Fix]:
     """The loop's own lines that take a good part of what the finding does."""
-    heavy = [line for line in script.loop_lines if line.share >= HEAVY * (finding.share or 0.0)]
     what = "see whether these steps wait there" if finding.kind == "step_outliers" else "move it out of the step"
+    return _heavy(finding, script.loop_lines, what)
+
+
+def _heavy(finding: Finding, lines: Sequence[SampledLine], what: str) -> list[Fix]:
+    heavy = [line for line in lines if line.share >= HEAVY * (finding.share or 0.0)]
     return [
         _note(f"{_code(line.at)} takes {percent(line.share)} of the training thread's time: {what}", line.at)
         for line in heavy[:2]
@@ -256,19 +260,23 @@ def _slow_rank(finding: Finding, evidence: Evidence, script: Script) -> list[Fix
 
 
 def _epochs(finding: Finding, evidence: Evidence, script: Script) -> list[Fix]:
+    own = [line for line in script.lines if line.phase == "between_passes" and line.at.is_own]
+    there = _heavy(finding, own, "it runs between epochs, do it more rarely or in another process")
     loader = script.loader("training")
     if not evidence.workers or loader is None or loader.values.get("persistent_workers"):
-        return _loop(finding, evidence, script)
+        return there
     kept = _argument(script, "persistent_workers", True, now=False, why="the workers stay from epoch to epoch")
-    return [kept, *_loop(finding, evidence, script)]
+    return [kept, *there]
 
 
 def _evaluation_loader(finding: Finding, evidence: Evidence, script: Script) -> list[Fix]:
     loader, cores = script.loader("evaluation"), math.floor(evidence.cores_each or 1)
     if loader is None or loader.values.get("num_workers") != 0 or cores < 2:
         return []
+    # advice, not a change that `tune` may make: what it sets from outside, it sets of every loader
+    of_this_loader = _argument(script, "num_workers", cores, now=0, why="", role="evaluation")
     why = "the training process makes the batches itself, between its steps"
-    return [_argument(script, "num_workers", cores, now=0, why=why, role="evaluation")]
+    return [replace(_note(of_this_loader.change, of_this_loader.at), why=why)]
 
 
 def _exchange(finding: Finding, evidence: Evidence, script: Script) -> list[Fix]:

@@ -267,14 +267,16 @@ def _more_processes(evidence: Evidence, world: int, hosts: int, wanted: int) -> 
     why = f"{wanted} processes receive what {world} compute; the global batch stays the same"
     each, batch = max(1, world // hosts), evidence.settings.get("global_batch_size")
     place = evidence.facts.get("training_group")
+    grouped = world > 1 or evidence.facts.get("distribution") in ("torchrun", "smddp")
+    joined = {} if grouped else {"distribution": "torchrun"}  # without a group each would train its own model
     if evidence.facts.get("one_machine") and not evidence.on_gpu:
         number = _divisor(batch, math.ceil(wanted / hosts), hosts)
-        fix = Fix(setting="compute.processes_per_host", value=number, now=each, why=why)
+        fix = Fix(setting="compute.processes_per_host", value=number, now=each, why=why, also=joined)
         return fix, number * hosts / world
     if place is not None and not evidence.facts.get("one_machine"):
         number = _divisor(batch, math.ceil(wanted / each), each)
         key = f"compute.instance_groups.{place}.instance_count"
-        return Fix(setting=key, value=number, now=hosts, why=why), number * each / world
+        return Fix(setting=key, value=number, now=hosts, why=why, also=joined), number * each / world
     return Fix(setting=None, value=f"{wanted} training processes instead of {world}", why=why), wanted / world
 
 
