@@ -6,19 +6,18 @@ It runs in parallel, can be interrupted and repeated, and skips unreadable files
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import re
 from collections import Counter
 from pathlib import Path
-
-from pydantic import TypeAdapter
 
 from launcher.config.issues import Issue, UserError, mistake
 from launcher.prepare import folders, lock, shards
 from launcher.prepare.processes import available_cores
 from launcher.prepare.samples import Encoding, Sample
 from launcher.prepare.sources import find_samples
-from launcher.prepare.state import read_state
+from launcher.prepare.state import ARGUMENTS, WRITTEN, read_state
 from launcher.prepare.verification import verify
 from launcher.record.records import write_atomically, write_json
 from launcher.show.text import counted
@@ -28,9 +27,6 @@ __all__ = ["prepare", "verify"]
 BROKEN = "broken.txt"
 
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
-
-ARGUMENTS = TypeAdapter(dict[str, str | bool | int | float | None])
-"""What prepared.json holds."""
 
 
 def prepare(
@@ -82,7 +78,7 @@ def prepare(
     how |= {"shard_size": shard_size} if shard_size else {}
     how |= {"unlabelled": True} if unlabelled else {}
     with lock.alone(target):
-        _remember(target, how)
+        _remember(target, how | {"listing": _listing(samples)})
         with tqdm(total=len(samples), desc=f"{source} -> {target}", unit="image", disable=None) as bar:
             jobs = jobs or available_cores()
             if shard_size:
@@ -93,6 +89,7 @@ def prepare(
         if all(sample.source in broken for sample in samples):
             found = f"{source}: 0 of {counted(len(broken), 'image')} can be read"
             raise mistake("SOURCE", found, f"name another folder; {target / BROKEN} says why, image by image")
+        _finish(target, samples, broken)
         return "\n".join([_summary(samples, target, written, broken), *left_out])
 
 
@@ -156,11 +153,26 @@ def _bytes(text: str) -> float:
     return float(found[1]) * UNITS[found[2]] if found else 0
 
 
+def _listing(samples: list[Sample]) -> str:
+    """SHA-256 of a source's images by their names, classes and splits."""
+    listed = hashlib.sha256()
+    for sample in samples:
+        listed.update(f"{sample.split}\0{sample.label}\0{sample.stem}\0".encode(errors="surrogateescape"))
+    return listed.hexdigest()
+
+
 def _remember(target: Path, how: dict[str, str | bool | int | float | None]) -> None:
-    """Record a target's arguments. Refuse other arguments than before, whose split would differ."""
+    """Record a target's arguments, before anything is written. Refuse other arguments or images than before, whose split would differ."""
     file = target / "prepared.json"
     before = read_state(file, target, ARGUMENTS)
     if before is not None:
+        before = {name: value for name, value in before.items() if not name.startswith(WRITTEN)}
+        if before.get("listing") != how["listing"] and before | {"listing": None} == how | {"listing": None}:
+            raise mistake(
+                "SOURCE",
+                f"it holds other images than at the first run for {target}, and another part of them would be held out",
+                f"name another folder, or remove it first: rm -r {target}",
+            )
         different = [
             f"{name} {before.get(name)!r}, now {how.get(name)!r}"
             for name in {**how, **before}
@@ -173,6 +185,14 @@ def _remember(target: Path, how: dict[str, str | bool | int | float | None]) -> 
                 f"name another folder, or remove it first: rm -r {target}",
             )
     write_json(file, how)
+
+
+def _finish(target: Path, samples: list[Sample], broken: dict[str, str]) -> None:
+    """Record how many images each split has, for `verify`: a target that does not say so was not finished."""
+    file = target / "prepared.json"
+    counts = Counter(sample.split for sample in samples if sample.source not in broken)
+    how = read_state(file, target, ARGUMENTS) or {}
+    write_json(file, {**how, **{f"{WRITTEN}{split}": count for split, count in sorted(counts.items())}})
 
 
 def _summary(samples: list[Sample], target: Path, written: int, broken: dict[str, str]) -> str:

@@ -21,7 +21,7 @@ from typing import IO
 from pydantic import PositiveInt, TypeAdapter
 from typing_extensions import TypedDict
 
-from launcher.config.issues import UserError, mistake
+from launcher.config.issues import UserError
 from launcher.prepare.entry_rules import entry_rules
 from launcher.prepare.processes import Advance, spread
 from launcher.prepare.samples import SPLITS, Encoding, Sample, encode
@@ -37,7 +37,7 @@ TRIED = 64
 HEADERS = 2 * 512
 """Bytes of the tar headers of an image and its class or mask."""
 
-PlanShape = TypedDict("PlanShape", {"samples": str, "images of a shard": dict[str, PositiveInt]})
+PlanShape = TypedDict("PlanShape", {"images of a shard": dict[str, PositiveInt]})
 
 
 class RecordShape(TypedDict):
@@ -98,17 +98,8 @@ def write(
 
 def _plan(samples: list[Sample], target: Path, encoding: Encoding, size: float) -> list[_Shard]:
     """The images of each shard: shuffled, so that each is a fair sample of its split, and constant for a target."""
-    file, listed = target / RECORDS / "plan.json", hashlib.sha256()
-    for sample in samples:
-        listed.update(f"{sample.split}\0{sample.label}\0{sample.stem}\0".encode(errors="surrogateescape"))
-    before = read_state(file, target, PLAN) or {"samples": listed.hexdigest(), "images of a shard": {}}
-    if before["samples"] != listed.hexdigest():
-        raise mistake(
-            "SOURCE",
-            f"it holds other images than at the first run for {target}",
-            f"name another folder, or remove it first: rm -r {target}",
-        )
-    shards, images_of_shard = [], before["images of a shard"]
+    file = target / RECORDS / "plan.json"
+    shards, images_of_shard = [], (read_state(file, target, PLAN) or {"images of a shard": {}})["images of a shard"]
     for split in SPLITS:
         own = [sample for sample in samples if sample.split == split]
         random.Random(f"shards/{split}").shuffle(own)
@@ -117,7 +108,7 @@ def _plan(samples: list[Sample], target: Path, encoding: Encoding, size: float) 
         for index, first in enumerate(range(0, len(own), images_of_shard.get(split, 1))):
             inside = own[first : first + images_of_shard[split]]
             shards.append(_Shard(split, f"{split}-{index:05d}.tar", first, inside))
-    write_json(file, {"samples": listed.hexdigest(), "images of a shard": images_of_shard})
+    write_json(file, {"images of a shard": images_of_shard})
     return shards
 
 

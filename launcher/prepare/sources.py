@@ -6,18 +6,16 @@ import functools
 import gzip
 import importlib.util
 import math
-import os
-import random
 import struct
-import unicodedata
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.config.issues import Issue, UserError, did_you_mean, mistake
+from launcher.config.issues import UserError, did_you_mean, mistake
 from launcher.prepare import cutouts, photos, shapes
-from launcher.prepare.samples import KEPT, Sample
+from launcher.prepare.image_folders import IMAGE_ENDINGS, held_out, image_folder, tree
+from launcher.prepare.samples import Sample
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,14 +23,6 @@ if TYPE_CHECKING:
 
 DRAWN = ("cutouts", "digits", "fashion-mnist", "photos", "shapes")
 """Sources other than folders."""
-
-IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
-
-HELD_OUT = ("validation", "val", "test")
-"""Folders of held-out images beside train/: the first of them that is there."""
-
-CONTROLS = ("Cc", "Zl", "Zp", "Cs")
-"""Unicode's categories of control characters, of line and paragraph separators, and of bytes that are no UTF-8."""
 
 FASHION_CLASSES = (
     "t-shirt_top",
@@ -74,8 +64,8 @@ def find_samples(source: str, size: int | None, validation_fraction: float, unla
         UserError: the source is unknown, empty or broken, or needs a missing package.
     """
     try:
-        if unlabelled and Path(source).is_dir() and source not in DRAWN and not _has_idx(Path(source)):
-            samples = [*_tree(Path(source))]
+        if unlabelled and source != "digits" and Path(source).is_dir() and not _has_idx(Path(source)):
+            samples = [*tree(Path(source))]
         else:
             samples = list(_samples(source, size, validation_fraction))
             samples = [*_without_labels(samples)] if unlabelled else samples
@@ -92,7 +82,17 @@ def find_samples(source: str, size: int | None, validation_fraction: float, unla
             else "name a folder with one subfolder per class, or with images/ and masks/",
             valid=", ".join(IMAGE_ENDINGS),
         )
+    _require_names_of_their_own(samples)
     return samples
+
+
+def _require_names_of_their_own(samples: list[Sample]) -> None:
+    """Raise a UserError where two images would be written to one file, as x.jpg and x.JPG would."""
+    named: dict[tuple[str, str | None, str, str], str] = {}
+    for sample in samples:
+        first = named.setdefault((sample.split, sample.label, sample.stem, sample.ending), sample.source)
+        if first is not sample.source:
+            raise mistake("SOURCE", f"{first} and {sample.source} would be written to one file", "rename one of them")
 
 
 def _samples(source: str, size: int | None, validation_fraction: float) -> Iterable[Sample]:
@@ -116,7 +116,7 @@ def _samples(source: str, size: int | None, validation_fraction: float) -> Itera
         raise mistake("SOURCE", f"{source}: {found}", fix, valid=f"{', '.join(DRAWN)}, or a folder")
     if _has_idx(folder):
         return (sample for split, names in IDX_FILES.items() for sample in _idx(folder, split, *names))
-    return _image_folder(folder, validation_fraction)
+    return image_folder(folder, validation_fraction)
 
 
 def _has_idx(folder: Path) -> bool:
@@ -143,9 +143,9 @@ def _digits(validation_fraction: float) -> Iterator[Sample]:
     _require_scikit_learn("digits")
     _, labels = _all_digits()
     names = [(str(label), f"{index:04d}.png") for index, label in enumerate(labels)]
-    held_out = _held_out(names, validation_fraction)
+    kept_back = held_out(names, validation_fraction)
     for index, name in enumerate(names):
-        split = "validation" if name in held_out else "train"
+        split = "validation" if name in kept_back else "train"
         yield Sample(split, name[0], f"{index:04d}", f"digit {index}", functools.partial(_digit, index))
 
 
@@ -168,9 +168,9 @@ def _photos(validation_fraction: float) -> Iterator[Sample]:
     """Parts of scikit-learn's two photographs."""
     _require_scikit_learn("photos")
     names = [(label, f"{index:04d}.jpg") for label in photos.CLASSES for index in range(photos.EACH)]
-    held_out = _held_out(names, validation_fraction)
+    kept_back = held_out(names, validation_fraction)
     for place, name in enumerate(names):
-        split, index = "validation" if name in held_out else "train", place % photos.EACH
+        split, index = "validation" if name in kept_back else "train", place % photos.EACH
         drawn = functools.partial(photos.draw, name[0], index)
         yield Sample(split, name[0], f"{index:04d}", f"{name[0]} {name[1]}", drawn)
 
@@ -187,9 +187,9 @@ def _require_scikit_learn(what: str) -> None:
 def _shapes(size: int, validation_fraction: float) -> Iterator[Sample]:
     """Images of shapes with their masks."""
     names = [("shapes", f"{index:04d}.png") for index in range(shapes.IMAGES)]
-    held_out = _held_out(names, validation_fraction)
+    kept_back = held_out(names, validation_fraction)
     for index, name in enumerate(names):
-        split = "validation" if name in held_out else "train"
+        split = "validation" if name in kept_back else "train"
         image, mask = (functools.partial(_shape, index, size, part) for part in range(2))
         yield Sample(split, None, f"{index:04d}", f"shapes {index}", image, mask)
 
@@ -218,10 +218,10 @@ def _cutouts(size: int, validation_fraction: float) -> Iterator[Sample]:
             "apt-get install --reinstall tuxpaint-stamps-default",
             valid="two or more of each class, one for each split",
         )
-    held_out = _held_out(((name, file) for name, own in files.items() for file in own), validation_fraction)
+    kept_back = held_out(((name, file) for name, own in files.items() for file in own), validation_fraction)
     of_split = {
         split: {
-            name: [file for file in own if ((name, file) in held_out) == (split == "validation")]
+            name: [file for file in own if ((name, file) in kept_back) == (split == "validation")]
             for name, own in files.items()
         }
         for split in ("train", "validation")
@@ -286,92 +286,3 @@ def _read_idx(folder: Path, name: str) -> tuple[tuple[int, ...], bytes]:
 
 def _idx_file(folder: Path, name: str) -> Path | None:
     return next((file for file in (folder / name, folder / f"{name}.gz") if file.is_file()), None)
-
-
-def _image_folder(folder: Path, validation_fraction: float) -> Iterator[Sample]:
-    """A folder with one subfolder per class, or with images/ and masks/; optionally below a split's folders."""
-    held_out_name = _held_out_name(folder)
-    if held_out_name is not None:
-        for split, part in (("train", folder / "train"), ("validation", folder / held_out_name)):
-            masked = _has_masks(part)
-            for name in _named_files(part, masked):
-                yield _from_file(split, part, name, masked)
-        return
-    masked = _has_masks(folder)
-    names = list(_named_files(folder, masked))
-    held_out = _held_out(names, validation_fraction)
-    for name in names:
-        yield _from_file("validation" if name in held_out else "train", folder, name, masked)
-
-
-def _held_out_name(folder: Path) -> str | None:
-    """The folder of the held-out images beside train/. None: nothing is split here."""
-    found = next((name for name in HELD_OUT if (folder / name).is_dir()), None)
-    return found if (folder / "train").is_dir() else None
-
-
-def _tree(folder: Path) -> Iterator[Sample]:
-    """All images of a tree, without labels; where the tree is split, but for those that are held out. Masks are no images."""
-    without = {*HELD_OUT} if _held_out_name(folder) is not None else set()
-    for place, folders, files in os.walk(folder, followlinks=True):
-        without |= {"masks"} if {"images", "masks"} <= {*folders} else set()
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in without)
-        without = set()
-        for name in sorted(files):
-            if name.lower().endswith(IMAGE_ENDINGS) and not name.startswith("."):
-                inside = os.path.normpath(os.path.join(os.path.relpath(place, folder), name))
-                yield Sample("unlabelled", None, _stem(inside), os.path.join(place, name))
-
-
-def _has_masks(folder: Path) -> bool:
-    return {path.name for path in folder.iterdir() if path.is_dir()} == {"images", "masks"}
-
-
-def _named_files(folder: Path, masked: bool) -> Iterator[tuple[str, str]]:
-    """(class, path below the class's folder) of every image, sorted. Images with masks have the class `images`."""
-    classes = sorted(path for path in folder.iterdir() if path.is_dir() and not (path.name == "masks" and masked))
-    _require_lines(classes)
-    for class_folder in classes:
-        for file in sorted(class_folder.rglob("*")):
-            if file.suffix.lower() in IMAGE_ENDINGS and file.is_file():
-                yield class_folder.name, file.relative_to(class_folder).as_posix()
-
-
-def _require_lines(classes: list[Path]) -> None:
-    """Raise a UserError that lists the folders whose names are no line of text, as classes.txt and logs need."""
-    wrong = [path for path in classes if any(unicodedata.category(letter) in CONTROLS for letter in path.name)]
-    if wrong:
-        valid, fix = "UTF-8 text without line breaks and control characters", "rename the folder"
-        raise UserError(
-            [
-                Issue(key="SOURCE", found=f"{path.parent} has the class {path.name!r}", valid=valid, fix=fix)
-                for path in wrong
-            ]
-        )
-
-
-def _from_file(split: str, folder: Path, name: tuple[str, str], masked: bool) -> Sample:
-    label, path = name
-    stem, without = _stem(path), os.path.splitext(path)[0]
-    if masked:
-        return Sample(split, None, stem, str(folder / label / path), mask=str(folder / "masks" / f"{without}.png"))
-    return Sample(split, label, stem, str(folder / label / path))
-
-
-def _stem(path: str) -> str:
-    """A name of its own for a path below a folder."""
-    without, ending = os.path.splitext(path)
-    stem = without if ending.lower() in KEPT else path  # x.bmp becomes x.bmp.png, beside x.png
-    return stem.replace("_", "__").replace("/", "_")  # a/b.jpg and a_b.jpg stay distinct
-
-
-def _held_out(names: Iterable[tuple[str, str]], fraction: float) -> set[tuple[str, str]]:
-    """The held-out images of each class, determined by the names; at least one on each side if there are two."""
-    by_class: dict[str, list[tuple[str, str]]] = {}
-    for name in names:
-        by_class.setdefault(name[0], []).append(name)
-    held_out: set[tuple[str, str]] = set()
-    for label, members in sorted(by_class.items()):
-        shuffled = random.Random(label).sample(sorted(members), len(members))
-        held_out.update(shuffled[: min(max(round(len(members) * fraction), 1), len(members) - 1)])
-    return held_out

@@ -13,6 +13,12 @@ from launcher.record.shapes import complaint
 
 State = TypeVar("State")
 
+WRITTEN = "images in "
+"""How the names of what a finished target says of its splits begin in prepared.json."""
+
+ARGUMENTS = TypeAdapter(dict[str, str | bool | int | float | None])
+"""What prepared.json holds."""
+
 
 def read_state(file: Path, target: Path, shape: TypeAdapter[State]) -> State | None:
     """What a file of a target holds; None where there is none.

@@ -10,6 +10,7 @@ from launcher.config.issues import Issue, UserError, mistake
 from launcher.prepare.entry_rules import entry_rules
 from launcher.prepare.processes import Advance, available_cores, spread
 from launcher.prepare.samples import SPLITS
+from launcher.prepare.state import ARGUMENTS, WRITTEN, read_state
 
 AT_ONCE = 500
 """Files of one task of a process."""
@@ -32,10 +33,18 @@ def verify(target: str | Path, *, jobs: int | None = None) -> str:
     if not (target / "prepared.json").is_file():
         why = "was not made by launcher prepare" if target.is_dir() else "is no folder"
         raise mistake("TARGET", f"{target} {why}", "name the folder that holds train/ or unlabelled/")
+    how = read_state(target / "prepared.json", target, ARGUMENTS) or {}
+    expected = {name: how[f"{WRITTEN}{name}"] for name in SPLITS if f"{WRITTEN}{name}" in how}
     shards, files, problems = [], [], []
-    for split in (target / name for name in SPLITS if (target / name).is_dir()):
-        if not rules.find_shards(split):
-            files += sorted(file for file in split.rglob("*") if file.suffix.lower() in IMAGES)
+    if not expected:
+        problems.append(f"{target} was not finished")
+    for split in (target / name for name in SPLITS if name in expected or (target / name).is_dir()):
+        if not how.get("shard_size"):
+            images = sorted(file for file in split.rglob("*") if file.suffix.lower() in IMAGES)
+            files += images
+            masks = sum((split / "masks") in file.parents for file in images) if (split / "images").is_dir() else 0
+            if len(images) - masks != expected.get(split.name, len(images) - masks):
+                problems.append(f"{split} has {len(images) - masks:,} images, {expected[split.name]:,} were written")
         elif not (split / rules.INDEX).is_file():
             problems.append(f"{split / rules.INDEX} is missing")
         else:

@@ -55,10 +55,22 @@ class _Follower:
         self._open = {node.target.id for node in ast.walk(tree) if isinstance(node, ast.NamedExpr)}
         """Names that an expression sets, which is not followed."""
         self._calls: dict[str, list[ast.Call]] = {}
+        self._class_of: dict[int, ast.ClassDef] = {}
+        """By the identity of a method's definition, which lives as long as the tree."""
+        called = set[int]()
         for node in ast.walk(tree):
             if isinstance(node, ast.Call):
                 name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
                 self._calls.setdefault(name, []).append(node)
+                called.add(id(node.func))
+            elif isinstance(node, ast.ClassDef):
+                self._class_of |= {id(part): node for part in node.body if isinstance(part, ast.FunctionDef)}
+        self._passed_on = {
+            node.id if isinstance(node, ast.Name) else node.attr
+            for node in ast.walk(tree)
+            if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load) and id(node) not in called
+        }
+        """Names that are read without being called, such as a function given to another function."""
 
     def module(self, tree: ast.Module) -> None:
         self._follow(tree.body, {})
@@ -74,13 +86,20 @@ class _Follower:
         places = [argument.arg for argument in (*given.posonlyargs, *given.args)]
         every = [*places, *(argument.arg for argument in given.kwonlyargs)]
         every += [argument.arg for argument in (given.vararg, given.kwarg) if argument is not None]
-        calls = self._calls.get(function.name, [])
+        calls, within = self._calls.get(function.name, []), self._class_of.get(id(function))
+        passed_on = function.name in self._passed_on
+        if within is not None:
+            places = places[1:]  # the object itself
+            if function.name == "__init__":
+                calls = [*calls, *self._calls.get(within.name, [])]
+                # also where another class has it as a base, or calls its base's
+                passed_on = within.name in self._passed_on or "__init__" in self._calls
         found: Names = {}
         for name in every:
             place = places.index(name) if name in places else None
             passed = [_passed(call, name, place) for call in calls]
             written = passed[0] if len(passed) == 1 else None
-            if function.decorator_list:  # which may give anything
+            if function.decorator_list or passed_on:  # which may give anything
                 found[name] = Unread(name, function.lineno)
             elif name in defaults and all(one is None for one in passed):
                 found[name] = defaults[name]
@@ -278,6 +297,10 @@ class _Follower:
             for place, part in enumerate(target.elts):
                 one = part.value if isinstance(part, ast.Starred) else part
                 self._bind(one, parts[place] if parts else Unread(text_of(one), target.lineno), names)
+        elif isinstance(target, ast.Subscript) and self.reader.changes_an_estimator(
+            target.value, names, text_of(target)
+        ):
+            return
         elif isinstance(target, ast.Subscript):
             holder, key = self.reader.read(target.value, names), self.reader.read(target.slice, names)
             if _takes(holder, key):

@@ -12,6 +12,7 @@ from typing import Any
 
 from launcher.config.issues import mistake
 from launcher.config.redaction import REDACTED, holds_a_secret, is_secret, mentions_a_secret
+from launcher.config.secret_shapes import names_a_secret
 from launcher.sdk_import.objects import Call, Estimator, Symbol, Unread, is_plain
 from launcher.sdk_import.source import Source
 
@@ -265,7 +266,8 @@ class Importer:
             text = "a number with too many digits"
         if isinstance(value, Unread) and why == NO_KEY:
             why = ""
-        if mentions_a_secret(f"{key}={text}" if isinstance(value, str) else text) and text != REDACTED:
+        secret = mentions_a_secret(f"{key}={text}" if isinstance(value, str) else text)
+        if secret or (isinstance(value, (Unread, Call)) and names_a_secret(key.rpartition(".")[2])):
             text = REDACTED
         where = f" ({self.source.where(line)})" if line else ""
         shown = _one_line(text if len(text) <= 100 else text[:99] + "…")

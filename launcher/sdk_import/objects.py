@@ -69,6 +69,8 @@ class Estimator:
 
     made: Call
     starts: list[Call] = field(default_factory=list)
+    shared: dict[str, dict[Any, Any]] = field(default_factory=dict)
+    """The dictionaries of the script that it holds, as they are by now."""
     changes: list[Call] = field(default_factory=list)
     """Its methods that change what it is: set_hyperparameters, with_checkpoint_config."""
 

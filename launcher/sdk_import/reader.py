@@ -32,6 +32,9 @@ ESTIMATORS = ("PyTorch", "HuggingFace", "Estimator", "ModelTrainer")
 STARTS = ("fit", "train")
 """Their methods that start it."""
 
+KEPT_BY_REFERENCE = ("hyperparameters", "environment")
+"""Dictionaries that SDK v2's estimators do not copy: what is changed in them before a start counts."""
+
 CANNOT_BE_READ = (
     ArithmeticError,
     AttributeError,
@@ -130,6 +133,8 @@ class Reader(Evaluator):
             return self._of_the_sdk(function.name, node, names)
         if isinstance(node.func, ast.Attribute):
             method = node.func.attr
+            if method not in LOOKS and self.changes_an_estimator(node.func.value, names, text_of(node)):
+                raise NotPlain(text_of(node))
             if isinstance(of, Call) and id(of) in self._by_call:
                 return self._of_an_estimator(self._by_call[id(of)], method, node, names)
             if method == "upload_data":  # of a session, however it was made
@@ -142,6 +147,23 @@ class Reader(Evaluator):
                 if isinstance(part, (dict, list)) and not callable(function):
                     spoil(part, text_of(node), node.lineno)
         return self._plain_call(function, of, node, given, names)
+
+    def changes_an_estimator(self, node: ast.expr, names: Mapping[str, Any], text: str) -> bool:
+        """Note a change of what an estimator's attribute holds, as of `estimator.environment`; whether it was one.
+
+        Args:
+            node: what is changed.
+            text: what changes it.
+        """
+        attribute = ""
+        while isinstance(node, (ast.Attribute, ast.Subscript)):
+            attribute = node.attr if isinstance(node, ast.Attribute) else attribute
+            node = node.value
+        of = names.get(node.id) if attribute and isinstance(node, ast.Name) else None
+        if not isinstance(of, Call) or id(of) not in self._by_call:
+            return False
+        of.keywords[attribute.lstrip("_")] = Unread(f"changed later, by {text}", getattr(node, "lineno", 0))
+        return True
 
     def _plain_call(self, function: Any, of: Any, node: ast.Call, given: list[Any], names: Mapping[str, Any]) -> Any:
         """A call of Python's own, whose arguments have to be known; those of `dict(…)` need not."""
@@ -172,6 +194,11 @@ class Reader(Evaluator):
         self._by_node[id(node)] = call
         if call.short in ESTIMATORS and name.startswith("sagemaker."):
             estimator = Estimator(call)
+            estimator.shared = {
+                word.arg: held
+                for word in node.keywords
+                if word.arg in KEPT_BY_REFERENCE and isinstance(held := self.read(word.value, names), dict)
+            }
             self.found.append(estimator)
             self._by_call[id(call)] = estimator
         return call
@@ -179,7 +206,13 @@ class Reader(Evaluator):
     def _of_an_estimator(self, estimator: Estimator, method: str, node: ast.Call, names: Mapping[str, Any]) -> Any:
         call = self._made(method, node, names)
         if method in STARTS:
+            if not estimator.starts:
+                for name, held in estimator.shared.items():
+                    if not isinstance(estimator.made.keywords.get(name), Unread):
+                        estimator.made.keywords[name] = snapshot(held)
             estimator.starts.append(call)
+        elif method.startswith(("with_", "set_")) and estimator.starts:
+            return Unread(call.text, node.lineno)  # of a later start than the one that is read
         elif method.startswith(("with_", "set_")):
             estimator.changes.append(call)
             if method.startswith("with_"):  # it returns the estimator
@@ -327,8 +360,29 @@ class Reader(Evaluator):
         return super()._UnaryOp(ast.copy_location(known, node), names)
 
     def _IfExp(self, node: ast.IfExp, names: Mapping[str, Any]) -> Any:
-        known = ast.IfExp(self._known(node.test, names), node.body, node.orelse)
+        try:
+            known = ast.IfExp(self._known(node.test, names), node.body, node.orelse)
+        except CANNOT_BE_READ:
+            self._perhaps([node.body, node.orelse], names)
+            raise
         return super()._IfExp(ast.copy_location(known, node), names)
+
+    def _ListComp(self, node: ast.ListComp | ast.GeneratorExp | ast.SetComp, variables: Mapping[str, Any]) -> list[Any]:
+        if any(isinstance(part, ast.Call) and _last(part.func) in ESTIMATORS for part in ast.walk(node.elt)):
+            targets = [part for loop in node.generators for part in ast.walk(loop.target) if isinstance(part, ast.Name)]
+            unknown = {target.id: Unread(target.id, target.lineno) for target in targets}
+            self._perhaps([node.elt], {**variables, **unknown})
+            raise NotPlain(text_of(node))
+        return super()._ListComp(node, variables)
+
+    _GeneratorExp = _ListComp
+
+    def _perhaps(self, nodes: Sequence[ast.expr], names: Mapping[str, Any]) -> None:
+        """Read expressions that may not be run, or more than once."""
+        self.open += 1
+        for node in nodes:
+            self.read(node, names)
+        self.open -= 1
 
     def _rounds(self, loops: Sequence[ast.comprehension], variables: dict[str, Any]) -> Iterator[dict[str, Any]]:
         for loop in loops[:1]:
@@ -354,6 +408,11 @@ def _root(node: ast.expr) -> str:
     while isinstance(node, ast.Attribute):
         node = node.value
     return node.id if isinstance(node, ast.Name) else ""
+
+
+def _last(node: ast.expr) -> str:
+    """The last name of a dotted one."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def _looked_up(of: Mapping[Any, Any], key: Any, otherwise: Any = None) -> Any:

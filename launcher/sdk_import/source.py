@@ -14,7 +14,7 @@ from pathlib import Path
 
 from launcher.config.issues import mistake
 
-OF_IPYTHON = re.compile(r"\s*[%!?]|.*[\w)\]]\?{1,2}\s*$")
+OF_IPYTHON = re.compile(r"\s*[%!?]|\s*[\w.]+\?{1,2}\s*$")
 """A line of a notebook that IPython reads: a magic, a shell command, a question."""
 
 ASKS = re.compile(r"(\s*)(\w+(?:\s*,\s*\w+)*)\s*=\s*[!%]")

@@ -50,11 +50,37 @@ def test_the_version_is_that_of_the_installed_package(capsys):
         (["plan", "job.yaml", "--hots", "2"], "did you mean --hosts?"),
         (["run", "--detatch", "job.yaml"], "did you mean --detach?"),
         (["plan", "job.yaml", "--zzz"], "launcher plan --help lists what it takes"),
+        (["plan"], "the following arguments are required: CONFIG\n"),
     ],
 )
 def test_a_wrong_command_or_option_names_the_nearest(words, meant, capsys):
     code, text = said(words, capsys)
     assert code == 2 and meant in text and "invalid choice" not in text
+
+
+def test_a_command_loads_no_other_command(tmp_path):
+    """Loading all of them took a third of a plan's time."""
+    code = (
+        "import sys\nfrom launcher.commands.main import main\nmain(sys.argv[1:])\n"
+        "print(*(name.rpartition('.')[2] for name in sys.modules if name.startswith('launcher.commands.')))"
+    )
+    words = ["--debug", "schema"]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=tmp_path)
+    loaded = {*done.stdout.splitlines()[-1].split()}
+    commands = {name for names in GROUPS.values() for name in names}
+    assert "schema" in loaded and loaded & commands == {"schema"}, done.stderr
+
+
+def test_one_command_is_parsed_as_beside_all_others():
+    every = parsing.commands_of(command_line())
+    for name, one in every.items():
+        alone = parsing.commands_of(command_line(["--debug", name, "--help"]))
+        assert {name: alone[name].format_help()} == {name: one.format_help()} and len(alone) == 1
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--help", "plan"], ["-h", "plan"], ["--debug"], ["--version", "plan"]])
+def test_a_command_behind_another_option_is_one_of_all(words):
+    assert len(parsing.commands_of(command_line(words))) > 20
 
 
 def test_every_option_for_json_says_its_shape():

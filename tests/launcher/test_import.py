@@ -467,3 +467,71 @@ def test_sdk_v3s_own_defaults_are_written_out():
     assert made.values["compute"] == {"max_hours": 1, "instance_type": "ml.m5.xlarge"}
     assert set(made.values["inputs"]) == {"a", "b"} and made.values["checkpoints"] == {"s3": "s3://b-c/k"}
     assert set(made.unread) == {"source_code.requirements", "with_retry_strategy"}
+
+
+@pytest.mark.parametrize(
+    ("text", "values", "unread"),
+    [
+        (
+            "class T:\n    def make(self, kind='ml.g5.xlarge', epochs=3):\n        PyTorch('t.py', instance_type=kind, hyperparameters={'e': epochs})\n"
+            "T().make('ml.p4d.24xlarge', 90)",
+            {"compute": {"instance_type": "ml.p4d.24xlarge"}, "hyperparameters": {"e": 90}},
+            set(),
+        ),
+        (
+            "class Job:\n    def __init__(self, kind='ml.m5.large', count=1):\n        PyTorch('t.py', instance_type=kind, instance_count=count)\n"
+            "Job('ml.p4d.24xlarge', count=4)",
+            {"compute": {"instance_type": "ml.p4d.24xlarge", "instance_count": 4}},
+            set(),
+        ),
+        (
+            "class Job:\n    def __init__(self, kind='ml.m5.large'):\n        PyTorch('t.py', instance_type=kind)\n"
+            "class Large(Job):\n    pass\nLarge('ml.p4d.24xlarge')",
+            {},
+            {"compute.instance_type"},
+        ),
+        (
+            "def launch(lr=0.1, kind='ml.g5.xlarge'):\n    PyTorch('t.py', instance_type=kind, hyperparameters={'lr': lr})\n"
+            "pool.submit(launch, 3, kind='ml.p4d.24xlarge')",
+            {},
+            {"compute.instance_type", "hyperparameters.lr"},
+        ),
+        (
+            "h = {'epochs': 1}\ne = PyTorch('t.py', hyperparameters=h, environment={'A': '1'})\nh['epochs'] = 90\n"
+            "e.environment['A'] = '2'\ne.fit()\ne.set_hyperparameters(lr=5)\ne.fit()",
+            {"hyperparameters": {"epochs": 90}},
+            {"environment"},
+        ),
+        ("e = PyTorch('t.py', environment={'A': '1'})\ne.environment.update({'A': '2'})\ne.fit()", {}, {"environment"}),
+        (
+            "[PyTorch('t.py', hyperparameters={'lr': lr}) for lr in (0.1, 0.2)]",
+            {},
+            {"hyperparameters.lr"},
+        ),
+        (
+            "e = PyTorch('t.py', instance_count=2) if gpu else PyTorch('t.py')",
+            {"compute": {"instance_count": 2}},
+            set(),
+        ),
+    ],
+)
+def test_what_may_be_otherwise_when_it_runs_is_not_certain(text, values, unread):
+    made = imported(text)
+    assert {key: made.values.get(key) for key in values} == values and unread <= {*made.unread}, made
+    assert not {key for key in unread if key.rpartition(".")[2] in str(made.values.get(key.partition(".")[0]))}
+
+
+def test_an_expression_under_a_secrets_name_is_not_shown():
+    made = imported(
+        "PyTorch('t.py', environment={'DB_PASSWORD': wrap('hunter2hunter2')}, hyperparameters={'api_key': a + f('s3cr3t')})"
+    )
+    assert "hunter2" not in str(made) and "s3cr3t" not in str(made)
+    assert {"environment.DB_PASSWORD", "hyperparameters.api_key"} <= {*made.unread}
+
+
+def test_a_question_in_a_comment_of_a_notebook_is_no_question_to_ipython(here):
+    cell = "%time\nh = {'epochs': 1}\nh['epochs'] = 90  # is it enough?\nPyTorch('code/train.py', hyperparameters=h)\nPyTorch?"
+    cells = [{"cell_type": "code", "source": [HEAD]}, {"cell_type": "code", "source": [cell]}]
+    Path("asks.ipynb").write_text(json.dumps({"cells": cells}))
+    [found] = estimators(read(Path("asks.ipynb")))
+    assert found.made.keywords["hyperparameters"] == {"epochs": 90}

@@ -54,7 +54,7 @@ def test_what_is_folded_says_how_much_it_is_and_how_to_open_it(script_job, tmp_p
     variables, points = len(plan.hosts[0].environment), len(plan.differences)
     assert f"  environment {variables} variables set by the kit (--env)\n" in folded
     assert f"  differs     from SageMaker in {points} points (--differences)\n" in folded
-    assert re.search(r"  code +2 files, \d+ B, and this kit's launcher_observer and training \(\d+ files, .+ kB\), from .* \(--files\)\n", folded)  # fmt: skip
+    assert re.search(r"  code +2 files, \d+ B, and this kit's launcher_observer and training \(\d+ files, .+ [kM]B\), from .* \(--files\)\n", folded)  # fmt: skip
     for part, shown in (
         ("env", [f"    {name}=" for name in plan.hosts[0].environment]),
         ("files", [f"    {file.path} " for file in plan.files]),

@@ -12,6 +12,7 @@ import pytest
 import launcher
 from launcher.config.entrypoints import entrypoints_folder
 from launcher.planner import source_package
+from tests.launcher.test_store import recorded
 
 ROOT = Path(__file__).parents[2]
 
@@ -309,3 +310,16 @@ def test_a_channel_that_the_script_would_not_read_is_told(tmp_path, channel, ask
         })  # fmt: skip
         told = [issue for issue in launcher.plan(job).issues if issue.key == f"inputs.{channel}"]
         assert [(issue.level, issue.fix) for issue in told] == ([] if hyperparameters else [("warning", fix)])
+
+
+@pytest.mark.parametrize("address", ["s3://b/runs/first/output/model.tar.gz", "s3://b/runs/first/output/model/"])
+def test_a_model_that_is_in_s3_only_is_one_mistake_here(script_job, address):
+    earlier = recorded("first-20260101-000000-abcd")
+    earlier.outcome.write_text(json.dumps({"state": "Completed", "model_uri": address}))
+    plan = launcher.plan(script_job("print(1)", inputs={"teacher": {"run": "first"}}))
+    [issue] = plan.errors
+    assert issue.key == "inputs.teacher" and issue.found.endswith(f"is in S3 only: {address}")
+    copied = f"aws s3 cp {address} {earlier.model}"
+    assert issue.fix == (
+        copied if address.endswith("gz") else f"aws s3 cp --recursive {address} FOLDER, and write {{folder: FOLDER}}"
+    )

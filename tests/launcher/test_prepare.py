@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -396,3 +397,87 @@ def test_an_empty_folder_and_a_file_as_target_are_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(launcher.UserError, match="is a file"):
         prepare("digits", tmp_path / "file")
+
+
+@pytest.mark.parametrize("how", [{}, {"shard_size": "100KB"}])
+@pytest.mark.parametrize("change", ["more", "fewer"])
+def test_a_source_that_has_changed_is_refused_as_another_part_would_be_held_out(tmp_path, how, change):
+    source = tmp_path / "source"
+    write_images(source, *(f"{label}/{number}.png" for label in ("cat", "dog") for number in range(8)))
+    prepare(str(source), tmp_path / "out", **how)
+    before = tree(tmp_path / "out")
+    if change == "more":
+        write_images(source, "cat/8.png")
+    else:
+        (source / "cat/3.png").unlink()
+    with pytest.raises(launcher.UserError, match="it holds other images than at the first run"):
+        prepare(str(source), tmp_path / "out", **how)
+    assert tree(tmp_path / "out") == before
+
+
+def test_what_is_hidden_is_no_image_and_links_are_followed(tmp_path):
+    source = tmp_path / "source"
+    write_images(
+        source, "cat/a.png", "cat/b.png", "cat/.ipynb_checkpoints/a-checkpoint.png", ".cache/c.png", "cat/._a.png"
+    )
+    write_images(tmp_path / "elsewhere", "d.png", "e.gif", "f.ppm")
+    (source / "cat/more").symlink_to(tmp_path / "elsewhere")
+    assert "4 training and 1 validation images in 1 classes" in prepare(str(source), tmp_path / "out")
+    assert "5 images without labels" in prepare(str(source), tmp_path / "plain", unlabelled=True)
+
+
+def test_hidden_folders_beside_images_and_masks_change_nothing_and_others_are_named(tmp_path):
+    source = tmp_path / "source"
+    write_images(source, *(f"images/{number}.png" for number in range(4)))
+    for number in range(4):
+        (source / "masks").mkdir(exist_ok=True)
+        Image.new("L", (40, 30), 1).save(source / f"masks/{number}.PNG", "PNG")
+    (source / ".ipynb_checkpoints").mkdir()
+    assert "3 training and 1 validation images with masks" in prepare(str(source), tmp_path / "out")
+    (source / "previews").mkdir()
+    with pytest.raises(launcher.UserError, match="has previews beside images/ and masks/"):
+        prepare(str(source), tmp_path / "other")
+
+
+def test_two_images_for_one_file_are_named(tmp_path):
+    write_images(tmp_path / "source", "train/cat/x.jpg", "train/cat/x.JPG", "val/cat/x.jpg")
+    with pytest.raises(launcher.UserError, match=r"cat/x\.\w+ and .*cat/x\.\w+ would be written to one file"):
+        prepare(str(tmp_path / "source"), tmp_path / "out")
+
+
+def test_a_path_of_any_length_is_written(tmp_path):
+    deep = "/".join(["a_folder_with_a_long_name"] * 12)
+    write_images(tmp_path / "source", f"{deep}/1.png", f"{deep}/2.png")
+    assert "2 images without labels; 2 written" in prepare(str(tmp_path / "source"), tmp_path / "out", unlabelled=True)
+    assert "0 written" in prepare(str(tmp_path / "source"), tmp_path / "out", unlabelled=True)
+
+
+def test_a_folder_of_a_drawn_sources_name_is_a_tree_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_images(tmp_path / "photos", *(f"{number}.png" for number in range(8)))
+    assert "8 images without labels" in prepare("photos", tmp_path / "out", unlabelled=True)
+
+
+def test_a_split_of_which_a_half_is_missing_is_no_class(tmp_path):
+    write_images(tmp_path / "source", "train/cat/1.png", "train/dog/1.png", "valid/cat/2.png")
+    with pytest.raises(
+        launcher.UserError, match="has train/ with folders in it, and no validation/, val/, test/ beside it"
+    ):
+        prepare(str(tmp_path / "source"), tmp_path / "out")
+    assert "in 2 classes" in prepare(str(tmp_path / "source/train"), tmp_path / "out")
+
+
+@pytest.mark.parametrize("how", [{}, {"shard_size": "20KB"}])
+def test_verification_misses_what_is_gone(tmp_path, how):
+    prepare("digits", tmp_path, **how)
+    verify(tmp_path)
+    shutil.rmtree(tmp_path / "train/3") if not how else [shard.unlink() for shard in (tmp_path / "train").glob("*.tar")]
+    with pytest.raises(launcher.UserError, match="1,347 were written" if not how else "train-00000.tar cannot be read"):
+        verify(tmp_path)
+
+
+def test_verification_says_that_a_preparation_was_not_finished(tmp_path, monkeypatch):
+    monkeypatch.setattr(launcher.prepare, "_finish", lambda *_: None)
+    prepare("digits", tmp_path)
+    with pytest.raises(launcher.UserError, match="was not finished"):
+        verify(tmp_path)

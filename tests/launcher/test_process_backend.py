@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import launcher
+from launcher.backends import local_hosts
+from launcher.runner.recorded_plan import plan_again
 from tests.conftest import SLEEPER, WEIRD_NAMES, assert_nothing_left, wait_for_ready, wait_until
 
 TWO_HOSTS = {"distribution": "torchrun", "compute": {"instance_count": 2}}
@@ -182,7 +184,23 @@ def test_requirements_are_not_installed_into_the_users_environment(script_job, t
     (tmp_path / "source/requirements.txt").write_text("a-package-that-does-not-exist-anywhere==1.0\n")
     plan = launcher.plan(job)
     assert any(issue.level == "warning" and "requirements.txt" in issue.found for issue in plan.issues)
-    assert launcher.run(plan).wait(60) == "Completed"
+    run = launcher.run(plan)
+    assert run.wait(60) == "Completed"
+    assert not (run.folder.host("algo-1") / "code/requirements.txt").exists()
+    again = plan_again(run.folder, [], "aws")
+    assert "requirements.txt" in {file.path for file in again.files}, "a replay elsewhere installs them"
+
+
+@pytest.mark.parametrize("visible", ["0, 1", "-1", "NoDevFiles", "1,-1,0", "", "GPU-1234, MIG-5"])
+def test_gpus_are_those_that_cuda_shows(monkeypatch, visible):
+    listing = subprocess.CompletedProcess("nvidia-smi", 0, "GPU 0: A10G\nGPU 1: A10G\n", "")
+    monkeypatch.setattr(local_hosts.shutil, "which", lambda _: "nvidia-smi")
+    monkeypatch.setattr(local_hosts.subprocess, "run", lambda *_, **__: listing)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    local_hosts.gpus.cache_clear()
+    known = {"0, 1": ("0", "1"), "1,-1,0": ("1",), "GPU-1234, MIG-5": ("GPU-1234", "MIG-5")}
+    assert local_hosts.gpus() == known.get(visible, ())
+    local_hosts.gpus.cache_clear()
 
 
 def test_a_secret_reaches_the_script_and_no_file(script_job):

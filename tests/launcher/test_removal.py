@@ -141,3 +141,10 @@ def test_every_name_that_is_no_run_is_reported_at_once(capsys):
     err = capsys.readouterr().err
     assert "3 mistakes" in err and "foo: no such run" in err and "bar: no such run" in err
     assert "job is a job; its latest run is job-20261122-100000-aaaa" in err
+
+
+@pytest.mark.parametrize("age", ["60000w", "90000w", "99999w"])
+def test_an_age_of_more_than_a_thousand_years_chooses_nothing(age, capsys):
+    run = days_ago(10)
+    assert main.main(["prune", "--older-than", age, "--yes"]) == 0
+    assert "no run to remove" in capsys.readouterr().out and run.path.exists()

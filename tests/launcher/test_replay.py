@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +11,10 @@ from pathlib import Path
 import pytest
 
 import launcher
+from launcher.config.entrypoints import entrypoints_folder
+from launcher.runner.recorded_plan import plan_again
 from tests.conftest import SLEEPER, wait_for_ready
+from tests.launcher.test_store import recorded
 
 COUNTS = """
     import os, pathlib, sys
@@ -92,3 +97,30 @@ def test_a_study_section_of_the_record_is_no_part_of_the_job_again(script_job):
     run.folder.job.write_text(run.folder.job.read_text() + "study: {a_key_of_an_earlier_version: []}\n")
     assert launcher.replay(run.name).job.study is None
     assert launcher.attach(run.name).state == "Completed"
+
+
+def test_a_replay_of_the_kits_script_is_planned_as_such_with_the_recorded_code(script_job):
+    """With what its settings need in AWS's images, which of a stranger's script nobody knows."""
+    values = {
+        "name": "kit",
+        "script": "train_classifier.py",
+        "hyperparameters": {"model": "resnet18", "export_onnx": True},
+    }
+    run = recorded("kit-20260101-000000-abcd")
+    run.job.write_text(json.dumps(values))
+    shutil.copytree(entrypoints_folder(), run.code)
+    again = plan_again(run, ["image.framework_version=2.8.0", "image.python=py312"], "aws")
+    assert again.job.source is None and again.source == run.code
+    [listed] = [file for file in again.files if file.path == "requirements.txt"]
+    assert b"onnx" in listed.read()
+
+
+def test_checkpoints_are_looked_for_where_the_job_keeps_them(script_job):
+    values = {"checkpoints": {"s3": "s3://amzn-s3-demo-bucket/kept", "path": "/opt/ml/kept"}}
+    run = recorded("kept-20260101-000000-abcd")
+    for place, found in (("/opt/ml/kept", True), ("/opt/ml/../../kept", False), (None, False)):
+        values["checkpoints"]["path"] = place
+        run.job.write_text(json.dumps({"name": "kept", "script": "train.py", **values}))
+        (run.host("algo-1") / "kept").mkdir(parents=True, exist_ok=True)
+        (run.host("algo-1") / "kept/step-1").touch()
+        assert run.left_checkpoints() == found

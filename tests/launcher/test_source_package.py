@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import launcher
 from launcher.config.entrypoints import entrypoints_folder
 from launcher.planner import source_package
 from tests.conftest import ROOT, WEIRD_NAMES
@@ -249,3 +250,36 @@ def test_the_run_store_and_the_schema_for_editors_do_not_travel(source, monkeypa
     assert "train.py" in {file.path for file in source_package.source_files(stored)[0]}, (
         "a run's own code, which a replay packages"
     )
+
+
+@pytest.mark.parametrize("tracked", [False, True])
+def test_folders_that_stay_behind_are_named(source, tracked):
+    """Of links to folders, submodules and repositories in the folder nothing travels."""
+    write(source, {"real/a.py": "", "nested/b.py": ""})
+    (source / "lib").symlink_to("real")
+    (source / "gone").symlink_to("nowhere")
+    if tracked:
+        subprocess.run(["git", "init", "-q", str(source / "nested")], check=True)
+        commit(source / "nested", "add", "-A")
+        commit(source, "add", "lib", "real")
+    files, [issue] = source_package.source_files(source)
+    assert f"lib ({source_package.LINK_TO_FOLDER})" in issue.found and issue.level == "warning"
+    assert ("nested/ (a repository of its own)" in issue.found) == tracked and "gone" not in issue.found
+    assert not any(file.path.startswith(("lib", "gone")) for file in files)
+    write(source, {source_package.IGNORE_FILE: "lib\nnested\n"})
+    assert source_package.source_files(source)[1] == []
+
+
+def test_a_listing_that_fails_is_one_mistake(source):
+    write(source, {source_package.IGNORE_FILE: "!kept.log\n"})
+    plan = launcher.plan(launcher.from_values({"name": "job", "source": str(source), "script": "train.py"}))
+    assert [issue.key for issue in plan.errors] == ["source"]
+
+
+def test_git_that_trusts_the_folder_not_gets_a_command_that_names_its_repository(source, monkeypatch):
+    def doubtful(folder):
+        raise source_package.git.GitError("fatal: detected dubious ownership in repository at '/a b/top'")
+
+    monkeypatch.setattr(source_package.git, "tracked_or_new", doubtful)
+    _, [issue] = source_package.source_files(source)
+    assert issue.fix == "git config --global --add safe.directory '/a b/top'"

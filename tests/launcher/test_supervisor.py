@@ -17,7 +17,8 @@ import psutil
 import pytest
 
 import launcher
-from launcher.backends import local_hosts
+from launcher.backends import local_hosts, supervisor
+from launcher.record.records import RunFolder
 from launcher.runner.start_record import STARTING
 from tests.conftest import SLEEPER, assert_nothing_left, processes_of, wait_for_ready, wait_until
 
@@ -101,7 +102,7 @@ def test_whoever_is_killed_no_process_stays_and_the_record_tells_the_truth(scrip
     assert_nothing_left(run)
     failure = run.outcome()["failure"]
     assert (
-        ("was killed" in failure)
+        "killed" in failure
         if victim in ("supervisor", "shim")
         else ("-9" in failure or "SIGKILL" in failure or "ExitCode" in failure)
     ), failure
@@ -247,3 +248,9 @@ def test_a_port_is_reserved_without_a_file_as_long_as_its_holder_lives():
     mine.bind(("127.0.0.1", port))
     mine.close()
     assert set(Path(tempfile.gettempdir()).glob("launcher-port-*")) == before
+
+
+@pytest.mark.parametrize(("code", "said"), [(-9, "killed by SIGKILL"), (-127, "exit code -127"), (2, "exit code 2")])
+def test_any_exit_code_has_words(tmp_path, code, said):
+    host, text = supervisor.first_failure(RunFolder(tmp_path), {"algo-1": 0, "algo-2": code})
+    assert (host, text) == ("algo-2", f"the toolkit on algo-2 left no failure file ({said})")
