@@ -8,13 +8,14 @@
 Killed at any moment and started again, it computes what is missing. A training run with the same settings finds all its answers there.
 """
 
+from training.engine.compiling import decide_compiling
 from training.engine.memory import example
 from training.engine.run import count_arithmetic, started
 from training.models import precision
 from training.servers.serving import serve, serves
 from training.settings import read_settings
 from training.settings.distillation import LabellingSettings
-from training.tasks.distillation import held_out_for_teacher, load_teacher, open_cache, open_images
+from training.tasks.distillation import held_out_for_teacher, load_teacher, open_cache, open_images, teacher_steps
 from training.tasks.evaluation import evaluate
 from training.tasks.features import asked_of
 from training.tasks.labelling import deliver_bank, label, labelling_loaders, memory_needed
@@ -30,6 +31,7 @@ def main(settings: LabellingSettings) -> None:
         data = open_images(settings, environment, channels)
         run.report.say_all(data.notes)
         run.record.passed("images")
+        settings, run = decide_compiling(settings, run, answered=teacher_steps(settings, data))
         precision.choose_tf32(settings.precision, world.device)  # as training, whose answers these are
         teacher = load_teacher(settings, environment, data.classes, channels).to(world.device)
         run.record.passed("models")

@@ -10,12 +10,14 @@ Killed at any moment and started again, it computes what is missing. A training 
 """
 
 from training.data.masks import open_data
+from training.engine.compiling import decide_compiling
 from training.engine.memory import example
 from training.engine.run import count_arithmetic, started
 from training.models import precision
 from training.servers.serving import serve, serves
 from training.settings import read_settings
 from training.settings.segmentation import PixelLabellingSettings
+from training.tasks.distillation import teacher_steps
 from training.tasks.features import asked_of
 from training.tasks.labelling import deliver_bank, label, labelling_loaders, memory_needed
 from training.tasks.segmentation import load_teacher, measured, open_cache
@@ -38,6 +40,7 @@ def main(settings: PixelLabellingSettings) -> None:
         )
         run.report.say_all(data.notes)
         run.record.passed("images")
+        settings, run = decide_compiling(settings, run, answered=teacher_steps(settings, data))
         precision.choose_tf32(settings.precision, world.device)  # as training, whose answers these are
         teacher = load_teacher(settings, environment, data.classes, channels).to(world.device)
         run.record.passed("models")

@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from training.data.views import open_data
 from training.engine import memory, probe
+from training.engine.compiling import decide_compiling
 from training.engine.delivery import Trained, deliver, require_packages
 from training.engine.fitting import fitting_loaders
 from training.engine.loop import train
@@ -49,6 +50,7 @@ def main(settings: ClassifierSettings) -> None:
             model.train_head_alone()
         say(f"model {settings.model}: {timm_models.parameter_count(model):,} parameters, {len(data.classes)} classes")
         steps = total_steps(settings, data.epoch_images)
+        settings, run = decide_compiling(settings, run, trained=steps)
         state = prepare(model, settings, steps, world)
         run.record.passed("models")
         count_arithmetic(run, memory.example(data, world.device), [state.counted])

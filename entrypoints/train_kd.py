@@ -16,6 +16,7 @@ from functools import partial
 
 import torch
 from training.engine import memory, probe
+from training.engine.compiling import decide_compiling
 from training.engine.delivery import deliver, require_packages
 from training.engine.fitting import fitting_loaders
 from training.engine.loop import train
@@ -34,6 +35,7 @@ from training.tasks.distillation import (
     open_cache,
     open_complete_bank,
     open_images,
+    teacher_steps,
     with_teacher,
 )
 from training.tasks.evaluation import evaluate
@@ -47,7 +49,7 @@ def main(settings: DistillationSettings) -> None:
     with started(settings) as (settings, run):
         require_packages(settings)
         environment, world, say = run.environment, run.world, run.report.say
-        each, channels = variants(settings), settings.image_channels
+        channels = settings.image_channels
         data = open_images(settings, environment, channels)
         run.report.say_all(data.notes)
         run.record.passed("images")
@@ -55,9 +57,14 @@ def main(settings: DistillationSettings) -> None:
         teacher = remote = None
         bank = open_complete_bank(settings, data, environment, world)
         run.record.passed("label_bank")
+        elsewhere = bank is not None or settings.teacher_servers is not None
+        asks = not elsewhere and any(own.has_teacher for own in variants(settings).values())
+        answered = teacher_steps(settings, data, steps) if asks else 0
+        settings, run = decide_compiling(settings, run, trained=steps, answered=answered)
+        each = variants(settings)
         if settings.teacher_servers is not None:
             remote = ask_servers(settings, data, channels, run)
-        elif bank is None and any(own.has_teacher for own in each.values()):
+        elif asks:
             teacher = load_teacher(settings, environment, data.classes, channels).to(world.device)
         students = Students(each, teacher, data.classes, environment, image, steps, world, say)
         states = students.states

@@ -18,6 +18,7 @@ from functools import partial
 import torch
 from training.data.masks import open_data
 from training.engine import memory, probe
+from training.engine.compiling import decide_compiling
 from training.engine.delivery import Trained, deliver
 from training.engine.fitting import fitting_loaders
 from training.engine.loop import train
@@ -29,7 +30,7 @@ from training.servers.serving import serve, serves
 from training.settings import read_settings
 from training.settings.segmentation import SegmentationSettings
 from training.tasks import features, overlays
-from training.tasks.distillation import with_teacher
+from training.tasks.distillation import teacher_steps, with_teacher
 from training.tasks.evaluation import describe_classes, evaluate_pixels
 from training.tasks.segmentation import Segmentation, load_teacher, measured, open_cache
 from training.teacher import acceptance
@@ -60,6 +61,8 @@ def main(settings: SegmentationSettings) -> None:
         )
         say(f"{settings.model}: {timm_models.parameter_count(model):,} parameters, {settings.classes} classes")
         steps, image = total_steps(settings, data.epoch_images), memory.example(data, world.device)
+        answered = teacher_steps(settings, data, steps) if settings.has_teacher else 0
+        settings, run = decide_compiling(settings, run, trained=steps, answered=answered)
         teacher = None
         if settings.has_teacher:
             teacher = load_teacher(settings, environment, data.classes, channels).to(world.device)

@@ -46,6 +46,7 @@ def found(channels: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     for case, of_other in other["cases"].items():
         first["cases"][case]["left behind"] += of_other["left behind"]
         first["cases"][case]["environment"] = other["environment"]
+        first["cases"][case]["sums of the other"] = of_other["sums"]
     return first["cases"]
 
 
@@ -61,6 +62,7 @@ def test_two_ranks_go_on_to_the_bit(found: dict[str, dict[str, Any]], case: str)
     assert set(of_case["losses"]) == {"1", "2", "3"}
     assert of_case["resumed"] == {"3": of_case["losses"]["3"]}
     assert of_case["differing"] == [] and of_case["left behind"] == []
+    assert of_case["sums"] == of_case["sums of the other"], "the ranks exchanged their gradients"
 
 
 @pytest.mark.parametrize("case", ["accumulation and compression", "filling teacher cache"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 
 import pytest
@@ -9,16 +10,17 @@ import torch
 from training.data import workers
 from training.data.batches import LabelledBatch
 from training.data.threads import pinned_batch
+from training.engine import run
 from training.engine.memory import Footprint
 from training.engine.memory_trial import StepTrial
 from training.measure import annotate, sagemaker_profiler
 from training.models import precision
-from training.runtime import accelerator
+from training.runtime import accelerator, failure
 from training.teacher import frozen
 from training.teacher.logit_records import record_layout
 from training.teacher.served import ServerTeacher
 
-from tests.device.runs import CLASSES, SIDE, Runs, left_behind, weights_of
+from tests.device.runs import CLASSES, CONVOLUTIONAL, SIDE, Runs, left_behind, weights_of
 from tests.device.stand_in.kernels import Memory
 
 
@@ -90,6 +92,19 @@ def test_everything_by_itself_and_recorded(runs: Runs, monkeypatch):
     assert run.result["hardware"]["gpu"] == "Stand-in GPU"
 
 
+def test_the_server_of_workers_begins_before_the_images_are_listed(runs: Runs, monkeypatch):
+    import train_classifier
+
+    order = []
+    monkeypatch.setattr(run, "begin_server", lambda settings, device: order.append((settings.worker_type, device.type)))
+    listed = train_classifier.open_data
+    monkeypatch.setattr(
+        train_classifier, "open_data", lambda *args, **more: order.append("listed") or listed(*args, **more)
+    )
+    runs("train_classifier", max_steps=1)
+    assert order == [("threads", "gpu"), "listed"]
+
+
 def test_a_batch_that_the_memory_cannot_hold_is_halved(runs: Runs, monkeypatch, capsys):
     monkeypatch.setattr(Footprint, "largest_batch", lambda *_: 8)  # a prediction that knows too little
     needed = {}
@@ -108,8 +123,17 @@ def test_a_batch_that_the_memory_cannot_hold_is_halved(runs: Runs, monkeypatch, 
         runs("train_classifier", name="none", batch_size_per_device="auto", max_steps=1)
 
 
+def test_what_a_step_takes_is_predicted_from_two_small_ones(runs: Runs):
+    """The forward pass alone keeps less: a loss, gradients of activations and copies come on top."""
+    before = torch.gpu.memory_allocated()
+    runs("train_classifier", **CONVOLUTIONAL, global_batch_size=24, max_steps=1)
+    needed = torch.gpu.max_memory_allocated() - before
+    [predicted] = re.findall(r"A step of 24 images was predicted to take ([\d.]+) MB", failure.progress.out_of_memory)
+    assert float(predicted) * 1e6 == pytest.approx(needed, rel=0.15)
+
+
 def test_a_library_without_workspace_ends_no_trial_and_another_error_does(runs: Runs):
-    run = runs("train_classifier", max_steps=1)
+    made = runs("train_classifier", max_steps=1)
 
     def failing(words: str) -> StepTrial:
         def task(batch: object) -> dict[str, torch.Tensor]:
@@ -118,7 +142,7 @@ def test_a_library_without_workspace_ends_no_trial_and_another_error_does(runs: 
         images = torch.zeros(1, 3, SIDE, SIDE, dtype=torch.uint8)
         one = LabelledBatch(images, *torch.zeros(5, 1))
         data = types.SimpleNamespace(collate_training=lambda items: one, training={(1, 0): None})
-        return StepTrial(task, run.states, data, 0)
+        return StepTrial(task, made.states, data, 0)
 
     assert not failing("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`").fits(2)
     with pytest.raises(RuntimeError, match="Expected all tensors"):
@@ -141,6 +165,7 @@ def test_sagemakers_profiler_is_told_of_the_gpu(gpu, monkeypatch):
         SMProfiler=types.SimpleNamespace(instance=lambda: profiler), Config=types.SimpleNamespace
     )
     monkeypatch.setattr(sagemaker_profiler, "sagemaker_profiler", lambda: module)
+    monkeypatch.setattr(sagemaker_profiler, "is_asked_for", lambda _: True)
     settings = types.SimpleNamespace(profile_after=0, profile_steps=1)
     recording = sagemaker_profiler.SageMakerProfiler(settings, gpu, lambda _: None)
     recording.step()

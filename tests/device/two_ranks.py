@@ -72,6 +72,7 @@ def main(channels: Path, out: Path, ports: list[int]) -> None:
             "differing": [
                 name for name, value in whole.weights.items() if not torch.equal(resumed.weights[name], value)
             ],
+            "sums": [float(value.double().sum()) for state in whole.states for value in state.model.parameters()],
             "left behind": [*left_behind(whole), *left_behind(resumed)],
         }
     written = {"cases": found, "device lines": [*device_lines.seen], "environment": {**os.environ}}

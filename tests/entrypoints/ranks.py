@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -66,7 +67,7 @@ def started_ranks(
         context.Process(target=_run, args=(code, {**common, **environment}, tmp_path, rank))
         for rank, environment in enumerate(environments or torchrun_environments(size))
     ]
-    with _one_thread():
+    with _server_of_forks():
         for process in processes:
             process.start()
     try:
@@ -84,24 +85,28 @@ def torchrun_environments(size: int) -> list[dict[str, str]]:
 
 
 def free_port() -> int:
-    """A port that nobody has now, and the next one too."""
+    """A port that nobody has now, and the next one too: below those that the kernel gives to connections, of which one might take it before
+    a rank listens there."""
+    given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
     while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = first.getsockname()[1]
-            with contextlib.suppress(OSError, OverflowError):
-                second.bind(("127.0.0.1", port + 1))
-                return port
+        port = random.SystemRandom().randrange(given // 2, given - 1)
+        with contextlib.suppress(OSError), socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", port))
+            second.bind(("127.0.0.1", port + 1))
+            return port
 
 
 @contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """The server of the forks is started by the first of them, and reads this once."""
-    before = os.environ.get("OMP_NUM_THREADS")
+def _server_of_forks() -> Iterator[None]:
+    """The server of the forks is started by the first of them: with one thread, and in the folder where it finds these tests, and not
+    another package of that name."""
+    before, folder = os.environ.get("OMP_NUM_THREADS"), Path.cwd()
     os.environ["OMP_NUM_THREADS"] = "1"
+    os.chdir(ROOT)
     try:
         yield
     finally:
+        os.chdir(folder)
         if before is None:
             del os.environ["OMP_NUM_THREADS"]
         else:

@@ -7,7 +7,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+from tests.entrypoints.ranks import free_port
 
 ENTRYPOINTS = Path(__file__).parents[2] / "entrypoints"
 
@@ -76,10 +77,7 @@ class ServedRun:
     ):
         self.folder = folder
         self.hosts = [f"127.0.0.{number + 1}" for number in range(trainers + servers)]
-        with socket.socket() as one, socket.socket() as other:
-            for free in (one, other):
-                free.bind(("127.0.0.1", 0))
-            ports = [free.getsockname()[1] for free in (one, other)]
+        ports = [free_port() for _ in range(2)]
         self.processes: list[subprocess.Popen[bytes]] = []
         for host in self.hosts:
             (folder / host / "checkpoints").mkdir(parents=True, exist_ok=True)

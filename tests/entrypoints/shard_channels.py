@@ -30,11 +30,16 @@ def picture(number: int, size: tuple[int, int] = (9, 8)) -> bytes:
     return file.getvalue()
 
 
-def write_shard(file: Path, members: dict[str, bytes]) -> None:
+def write_shard(file: Path, members: dict[str, bytes] | list[tuple[str, bytes | str]]) -> None:
+    """A shard of some files; a text in place of bytes makes a hard link to another member."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(file, "w") as tar:
-        for name, data in members.items():
+        for name, data in members.items() if isinstance(members, dict) else members:
             member = tarfile.TarInfo(name)
+            if isinstance(data, str):
+                member.type, member.linkname = tarfile.LNKTYPE, data
+                tar.addfile(member)
+                continue
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
 

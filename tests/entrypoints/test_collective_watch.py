@@ -140,3 +140,18 @@ def test_ranks_wait_for_the_first_without_a_collective_longer_than_one_may_take(
     for rank in run_ranks(tmp_path, text):
         assert rank.returncode == 0, rank.stderr
         assert not (tmp_path / rank.args[-1] / "failure").exists()
+
+
+def test_the_first_process_of_each_host_works_while_all_others_wait(tmp_path):
+    """Four ranks on two hosts, for longer than a collective may take."""
+    hosts = [{**one, "LOCAL_RANK": str(rank % 2)} for rank, one in enumerate(torchrun_environments(4))]
+    text = """
+        def work():
+            time.sleep(4)
+            return os.environ["RANK"]
+        with process_group(2 / 60) as world:
+            print(world.hosts_alone(work))
+            assert not world.any(False)
+    """
+    done = run_ranks(tmp_path, text, size=4, environments=hosts)
+    assert [rank.stdout.strip() for rank in done] == ["0", "None", "2", "None"], [rank.stderr for rank in done]

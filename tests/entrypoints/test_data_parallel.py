@@ -127,3 +127,36 @@ def test_one_process_trains_the_model_as_it_is():
     assert distribute(model, ALONE, static_graph=True, gradient_compression="bf16") is model
     for last in (False, True):
         assert isinstance(synchronise(model, last), contextlib.nullcontext)
+
+
+def test_a_trial_of_the_memory_leaves_no_trace_in_what_ranks_exchange(tmp_path):
+    """DDP counts the backward passes that its hooks see: with static_graph one before the first step would end the exchange."""
+    done = run_ranks(
+        tmp_path,
+        TRAIN.replace("\n", "\n        ")
+        + """
+        from types import SimpleNamespace
+        from typing import NamedTuple
+        from training.distributed.data_parallel import distribute, synchronise
+        from training.engine.memory_trial import StepTrial
+        from training.models.precision import Precision
+
+        class Batch(NamedTuple):
+            images: torch.Tensor
+
+        with process_group() as world:
+            model = make()
+            wrapped = distribute(model, world, static_graph=True)
+            state = SimpleNamespace(trainable=model, precision=Precision("fp32", world.device), world=world)
+            data = SimpleNamespace(collate_training=lambda items: Batch(torch.ones(1, 4)), training={(1, 0): None})
+            trial = StepTrial(lambda batch: iter([{"loss": (model(batch.images) ** 2).mean()}]), [state], data, 0)
+            for images_at_once in (4, 4, 16, 16):
+                trial._step(images_at_once, world.device)
+            assert all(parameter.grad is None for parameter in model.parameters())
+            found = train(model, wrapped, images(world.rank, 1), 1, synchronise)
+            (out / f"{world.rank}.json").write_text(json.dumps(found))
+        """,
+    )
+    assert [one.returncode for one in done] == [0, 0], [one.stderr[-2000:] for one in done]
+    first, other = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert first == other

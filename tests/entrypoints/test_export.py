@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,8 +18,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 from training.data.decode.reference import fit
+from training.distributed.world import World
+from training.engine import delivery
+from training.engine.loop import Outcome
 from training.models import card as model_card
 from training.models import export, onnx_export, timm_models
+from training.settings.scripts import TrainingSettings
 
 from launcher.config.entrypoints import entrypoints_folder
 from launcher.planner.source_package import COMMIT_FILE
@@ -365,3 +370,22 @@ def test_a_segmenters_card_does_not_promise_that_timm_loads_it(tmp_path):
 def test_a_card_needs_a_model(tmp_path):
     with pytest.raises(FileNotFoundError, match="save the model first"):
         model_card.write(tmp_path, FACTS)
+
+
+@pytest.mark.parametrize(("steps", "told"), [(8, {}), (10, {"evaluated_after_steps": 8})])
+def test_figures_of_an_earlier_step_than_the_weights_say_so(monkeypatch, steps, told):
+    """A run that is stopped leaves at once, with the numbers of its last evaluation."""
+    written, results = [], []
+    monkeypatch.setattr(delivery, "_write_model", lambda trained, found, *_: written.append(found))
+    state = SimpleNamespace(name="", evaluated_at=8, model=torch.nn.Linear(2, 1), settings=None)
+    outcome = Outcome(steps, None, steps == 10, 1.0, {"": {"validation_loss": 0.5}})
+    run = SimpleNamespace(
+        world=World(0, 1, 0, torch.device("cpu"), "none", "test"),
+        report=SimpleNamespace(result=results.append),
+        arithmetic=SimpleNamespace(overall=lambda: None, about=lambda: None),
+        settings=TrainingSettings(),
+    )
+    data = SimpleNamespace(epoch_images=4)
+    delivery.deliver(outcome, [delivery.Trained(state, "small", {})], data, run, image_size=8)
+    assert written == [{"validation_loss": 0.5, **told}]
+    assert {name: results[0][name] for name in told} == told and ("evaluated_after_steps" in results[0]) == bool(told)

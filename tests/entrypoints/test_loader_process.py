@@ -166,7 +166,9 @@ def test_batches_that_are_larger_than_a_slot_or_smaller_come_whole():
 
 
 def test_what_is_nested_in_a_batch_comes_in_its_own_sizes():
-    for number, (images, masks) in enumerate(loader(Masks(), batches_of(*[2] * 12), lends=False, collate=collate_masks)):
+    for number, (images, masks) in enumerate(
+        loader(Masks(), batches_of(*[2] * 12), lends=False, collate=collate_masks)
+    ):
         assert images.shape == (2, 1, 20, 20)
         assert [mask.shape for mask in masks] == [(2 * number + 1, 3), (2 * number + 2, 3)]
         assert [mask.unique().tolist() for mask in masks] == [[2 * number], [2 * number + 1]]
@@ -208,7 +210,9 @@ def test_it_leaves_the_cores_to_the_training_thread_and_its_stop_to_the_training
     [process] = processes()
     tasks = [int(task) for task in os.listdir(f"/proc/{process.pid}/task")]
     idle = [task for task in tasks if os.sched_getscheduler(task) == os.SCHED_IDLE]
-    assert len(idle) == 2 + 3, "two that talk to the training process, and the data workers; libraries may have others, which wait"
+    assert len(idle) == 2 + 3, (
+        "two that talk to the training process, and the data workers; libraries may have others, which wait"
+    )
     assert os.getpgid(process.pid) == process.pid, "torchrun and mpirun send SIGTERM to the training process's group"
 
 
@@ -353,9 +357,7 @@ if __name__ == "__main__":
 def test_an_error_of_the_scripts_own_is_named_by_its_text(tmp_path):
     """Its class has another module's name in the process, and cannot be read from there."""
     (tmp_path / "script.py").write_text(SCRIPT.format(path=[path for path in sys.path if path]))
-    done = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and done.stderr.endswith("RuntimeError: Odd: so it is\n"), done.stderr
 
 
@@ -388,7 +390,10 @@ def test_where_the_scheduler_may_not_be_asked_it_competes_and_says_so(monkeypatc
 
     monkeypatch.setattr(os, "sched_setscheduler", forbidden)
     leave_the_cores()
-    assert "competes with the training process for cores (SCHED_IDLE: Operation not permitted): allow" in capfd.readouterr().out
+    assert (
+        "competes with the training process for cores (SCHED_IDLE: Operation not permitted): allow"
+        in capfd.readouterr().out
+    )
 
 
 # -- the ring ----------------------------------------------------------------------------------------------------------

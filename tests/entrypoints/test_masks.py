@@ -322,3 +322,13 @@ def test_a_broken_image_or_mask_is_left_out_and_named_once(root, tmp_path, capfd
     failing = open_data(root, root, settings(on_broken_image="fail"), 3)
     with pytest.raises(BrokenImage, match="left/1.png cannot be read as"):
         [failing.training[(1, number)] for number in range(6)]
+
+
+def test_pairs_in_linked_folders_and_of_every_kind_of_image_are_found(tmp_path):
+    for name in ("images/more/a.bmp", "masks/more/a.png", "images/b.gif", "masks/b.PNG"):
+        file = tmp_path / name.replace("/more", "") if "more" not in name else tmp_path / "elsewhere" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (4, 4)).save(file)
+    for part in ("images", "masks"):
+        (tmp_path / part / "more").symlink_to(tmp_path / "elsewhere" / part / "more")
+    assert [image.name for image, _ in pair_up(tmp_path)] == ["b.gif", "a.bmp"]

@@ -23,6 +23,45 @@ def flat(*layers: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Flatten(), *layers)
 
 
+class Trial:
+    """Holds what it is given, by images; a first step of a size holds far more."""
+
+    def __init__(self, held: dict[int, int | None]):
+        self.held_by, self.asked = held, list[int]()
+
+    def held(self, size: int) -> int | None:
+        self.asked.append(size)
+        held = self.held_by[size]
+        return held if held is None or self.asked.count(size) > 1 else 10 * held
+
+
+KEPT = Footprint(weights=100, optimizer=200, average=0, activations=10, teacher_activations=4)
+
+
+def test_two_small_steps_tell_what_a_step_takes_on_a_gpu():
+    trial = Trial({4: 300 + 50 + 4 * 30, 16: 300 + 50 + 16 * 30})
+    now, without = memory.as_tried(KEPT, {"zero": replace(KEPT, activations=20)}, trial, 128)
+    assert (now.activations, now.teacher_activations, now.workspace) == (30, 12, 50)
+    assert now.step(10) == KEPT.step(10) + 50 + 10 * 20 and without["zero"].activations == 60
+    assert trial.asked == [4, 4, 16, 16], "the second step of a size counts"
+
+
+@pytest.mark.parametrize("held", [{4: 470, 16: None}, {4: None, 16: 900}])
+def test_a_small_step_that_does_not_fit_leaves_the_prediction(held):
+    assert memory.as_tried(KEPT, {}, Trial(held), 128) == (KEPT, {})
+
+
+def test_a_step_holds_at_least_what_its_forward_pass_keeps():
+    """Workspaces may shrink as batches grow."""
+    assert memory.as_tried(KEPT, {}, Trial({4: 900, 16: 500}), 128)[0].activations == KEPT.activations
+
+
+def test_too_few_images_and_losses_of_pairs_are_not_tried():
+    assert memory.as_tried(KEPT, {}, Trial({}), 7) == (KEPT, {})
+    related = replace(KEPT, pairs=1.0)
+    assert memory.as_tried(related, {}, Trial({}), 128) == (related, {})
+
+
 def test_an_images_activations_are_what_autograd_keeps_of_it():
     """ReLU keeps its output, which is the second Linear's input: 8 numbers; the first keeps the 12 of the image."""
     model, image = flat(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 5)), torch.rand(1, 3, 2, 2)

@@ -88,8 +88,11 @@ def test_it_records_no_more_steps_than_aws_advises(calls, tmp_path):
     assert calls[: calls.index("stop")].count("<backward>") == STEPS
 
 
-def test_profile_steps_sets_the_window(calls, tmp_path):
-    train(SageMakerProfiler(TrainingSettings(profile_after=1, profile_steps=2), CPU, print, asked(tmp_path, None)), 5)
+def test_profile_steps_sets_the_window_and_alone_asks_for_torchs_profiler_only(calls, tmp_path):
+    settings = TrainingSettings(profile_after=1, profile_steps=2)
+    train(SageMakerProfiler(settings, CPU, print, asked(tmp_path, None)), 5)
+    assert not {"start", "stop"} & {*calls}
+    train(SageMakerProfiler(settings, CPU, print, asked(tmp_path / "asked", KTS)), 5)
     assert calls.index("stop") - calls.index("start") == 5
 
 

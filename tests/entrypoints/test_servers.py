@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -15,11 +16,13 @@ from PIL import Image
 from training.models import timm_models
 from training.servers.cluster import share
 from training.servers.groups import Groups, address_of, read_groups
+from training.servers.ray_node import RayNode, connected, is_reachable, node
 from training.servers.remote import image_servers
 from training.settings.scripts import ClassifierSettings
 
 from . import teachers
 from .photographs import draw_noise, jpeg
+from .ranks import free_port
 from .server_runs import kill_servers, served_run
 from .shard_channels import indexed, write_shard
 from .test_masks import write_pair
@@ -107,6 +110,30 @@ def test_a_plain_shell_is_a_host_that_trains(monkeypatch):
 
 def test_ray_gets_an_address_that_it_leaves_alone():
     assert address_of("127.0.0.1") == "127.1.0.1" and address_of("127.0.0.2") == "127.0.0.2"
+
+
+def test_hosts_can_meet_at_any_port(tmp_path):
+    """Of Ray's own choices too: its dashboard's, its agent's, and those of its workers."""
+    meeting = [Groups("127.0.0.1", ("127.0.0.1",), (), port) for port in (8265, 52365, 17000)]
+    with contextlib.ExitStack() as stack:
+        nodes = [stack.enter_context(node(groups, tmp_path / f"{groups.port}.log")) for groups in meeting]
+        until = time.monotonic() + 120
+        while not all(is_reachable(groups) for groups in meeting):
+            assert not any(one.has_ended() for one in nodes), [log.read_text() for log in tmp_path.iterdir()]
+            assert time.monotonic() < until
+            time.sleep(0.1)
+
+
+def test_a_node_that_does_not_start_is_seen_at_once(tmp_path, capsys):
+    """Ray alone would wait 40 s for it, each of the four times."""
+    groups = Groups("127.0.0.1", ("127.0.0.1",), (), free_port())
+    own = RayNode(["--no-such-option"], groups, tmp_path / "log")
+    began = time.monotonic()
+    failed = pytest.raises(ConnectionError, match="ended with code 2, started 4 times: see")
+    with failed, connected(groups, own, 600, talks=True):
+        pass
+    assert time.monotonic() - began < 100
+    assert capsys.readouterr().out.count("starting it again") == 3
 
 
 @pytest.mark.parametrize(("servers", "size"), [(3, 8), (32, 1), (200, 2), (512, 128), (2048, 1024), (33, 1), (0, 4)])

@@ -197,12 +197,26 @@ def test_every_condition_has_a_case_above():
         "teacher_servers",
         "without_servers",
         "compile_teacher",
+        "cuda_graphs",
         "teacher_precision",
         "unlabelled",
     }
     assert {name for name, *_ in SegmentationSettings(model="x", classes=4).conditions()} == common | set(
         WRONG_SEGMENTATION
     ) | {"teacher_cache"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"batch_size_per_device": 2}, {"batch_size_per_device": "auto"}, {"students": {"one": {"student": "x"}}}],
+)
+def test_cuda_graphs_are_for_steps_of_one_pass(changes):
+    """torch's graphs overwrite a gradient that waits for another pass: https://github.com/pytorch/pytorch/issues/169545."""
+    for asked in (False, "auto"):
+        assert check(DistillationSettings, {"student": "x", "cuda_graphs": asked, **changes})[1] == []
+    made, problems = check(DistillationSettings, {"student": "x", "cuda_graphs": True, **changes})
+    assert made is None and [name for name, *_ in problems] == ["cuda_graphs"]
+    assert check(DistillationSettings, {"student": "x", "cuda_graphs": True})[1] == []
 
 
 @pytest.mark.parametrize(

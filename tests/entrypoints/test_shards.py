@@ -263,6 +263,9 @@ def test_shards_that_do_not_agree_with_their_index_are_named_with_the_fix(tmp_pa
         ({"a.png": picture(0), "a.json": b'{"klass": 1}'}, "a.json holds .* as {\"label\": …}"),
         ({"a.png": picture(0), "a.cls": b"3"}, "a.tar: a.png has class 3, and .* has 3 names of classes, so 0 to 2 are valid"),
         ({"readme": b""}, "its 1 shards hold no images"),
+        ({"a.v2.png": picture(0), "a.v2.cls": b"0"}, r"a.tar: a.v2.png is no image by WebDataset's rule, .* for example to a-v2.png"),
+        ([("a.png", picture(0)), ("a.cls", b"0"), ("a.png", picture(1))], "a.tar: a.png is there twice"),
+        ([("a.png", picture(0)), ("b.png", "a.png")], "a.tar: b.png is a link"),
     ],
 )  # fmt: skip
 def test_a_sample_that_is_not_of_the_convention_is_named_with_what_is_valid(tmp_path, members, message):

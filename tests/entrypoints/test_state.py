@@ -104,6 +104,18 @@ def test_a_state_set_up_again_goes_on_bit_for_bit(precision):
     assert first.schedule.get_last_lr() == second.schedule.get_last_lr()
 
 
+def test_a_run_that_goes_on_for_longer_has_its_own_learning_rate_from_the_first_step_on():
+    settings = TrainingSettings(warmup_fraction=0.0)
+    short = prepare(model(), settings, 4, ALONE)
+    for _ in range(4):
+        step(short, IMAGES)
+    assert short.optimizer.param_groups[0]["lr"] == pytest.approx(0, abs=1e-12)
+    longer = prepare(model(), settings, 8, ALONE)
+    longer.restore(copy.deepcopy(short.capture()))
+    assert longer.optimizer.param_groups[0]["lr"] == pytest.approx(0.5 * settings.learning_rate)
+    assert longer.schedule.get_last_lr() == [group["lr"] for group in longer.optimizer.param_groups]
+
+
 def test_the_average_is_what_is_evaluated_and_follows_its_decay():
     state = prepare(model(), TrainingSettings(ema_decay=0.75, learning_rate=0.1), 10, ALONE)
     expected = None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 
 import pytest
 import torch
+from training.data import worker_processes, workers
 from training.data.augmentation import Augmentation
 from training.data.broken import BrokenImages
 from training.data.decode.fast import FastPreprocessor
@@ -25,6 +27,7 @@ from training.settings.scripts import LabelledImageSettings
 from tests.conftest import ROOT
 
 from .photographs import FOLDER
+from .ranks import run_ranks
 
 ALONE = World(0, 1, 0, torch.device("cpu"), "none", "test")
 ON_A_GPU = World(0, 1, 0, torch.device("cuda"), "none", "test")
@@ -75,6 +78,16 @@ def test_auto_takes_what_the_cores_of_this_host_leave_each_process_and_says_why(
     assert (found.kind, found.count) == (several, count)
     words = "none, the training process itself" if count == 0 else f"{count} {several if count > 1 else one}"
     assert found.about.startswith(f"data workers: {words} (auto: {where}") and found.about.endswith(" ms)")
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "world", "count"),
+    [(0.2, ALONE, 0), (0.2, ON_A_GPU, 2), (0.02, ON_A_GPU, 0), (0.4, ON_A_GPU, 7)],
+)
+def test_beside_a_gpu_small_images_get_a_few_workers_too(machine, photographs, monkeypatch, milliseconds, world, count):
+    machine(8)
+    monkeypatch.setattr(workers, "milliseconds_an_image", lambda *_: milliseconds)
+    assert chosen(world, photographs).count == count
 
 
 @pytest.mark.parametrize(
@@ -166,6 +179,23 @@ STOPPED = """
 """
 
 
+@pytest.mark.parametrize(
+    ("device", "values", "begun"),
+    [
+        ("cuda", {}, 1),
+        ("cuda", {"worker_type": "loader"}, 1),
+        ("cuda", {"worker_type": "threads"}, 0),
+        ("cuda", {"num_workers": 0}, 0),
+        ("cpu", {"worker_type": "processes"}, 0),
+    ],
+)
+def test_beside_a_gpu_the_server_of_workers_begins_with_the_run(monkeypatch, device, values, begun):
+    calls = []
+    monkeypatch.setattr(worker_processes, "from_clean_server", lambda: calls.append(1))
+    worker_processes.begin_server(LabelledImageSettings(**values), torch.device(device))
+    assert len(calls) == begun
+
+
 @pytest.mark.parametrize("clean", [True, False])
 def test_a_stop_that_goes_to_the_whole_group_leaves_the_workers_of_the_last_steps(tmp_path, clean):
     """torchrun and Open MPI signal the process group; the ranks then agree, which takes steps and their batches."""
@@ -174,6 +204,38 @@ def test_a_stop_that_goes_to_the_whole_group_leaves_the_workers_of_the_last_step
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, cwd="/")
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["told", "batches", "6"]
+
+
+def test_all_processes_have_as_many_workers(tmp_path):
+    """Each measures what an image costs; where it costs one nearly nothing, none has any."""
+    ranks = """
+        from training.data import workers
+        from training.settings.scripts import LabelledImageSettings
+
+        workers.usable_cores = lambda: 16
+        workers.milliseconds_an_image = lambda *_: [5.0, 0.01][int(os.environ["RANK"])]
+        with process_group() as world:
+            print(*[f"{(found := workers.choose(LabelledImageSettings(), world, [])).count} {found.about}"])
+        """
+    first, second = run_ranks(tmp_path, ranks)
+    assert first.stdout.startswith("0 ") and "an image costs 5.00 ms; another process can have 0)" in first.stdout, (
+        first
+    )
+    assert second.stdout.startswith("0 ") and "too little to hand over)" in second.stdout, second
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("number", ["SIGABRT", "SIGKILL"])
+def test_a_process_that_is_killed_leaves_nothing_that_keeps_its_output_open(tmp_path, clean, number):
+    """NCCL's watchdog aborts it, and a host without memory kills it; AWS's toolkit then reads its output to the end."""
+    text = textwrap.dedent(STOPPED.format(entrypoints=str(ROOT / "entrypoints"), clean=clean))
+    text = text.replace("os.killpg(0, signal.SIGTERM)", f"os.kill(os.getpid(), signal.{number})")
+    script = tmp_path / "killed.py"
+    script.write_text(text)
+    done = subprocess.run(
+        [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60, cwd="/"
+    )
+    assert done.returncode == -signal.Signals[number]
 
 
 def test_the_server_of_workers_has_imported_what_they_need(tmp_path):

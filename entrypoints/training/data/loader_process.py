@@ -130,7 +130,8 @@ class _Process:
                 self._give_back(lent)
                 lent = None
         finally:
-            if not self.is_closed:  # else there is nothing left to tidy up, maybe not even this module: the program ends
+            # once closed there is nothing left to tidy up, maybe not even this module: the program ends
+            if not self.is_closed:
                 try:
                     self._drop(asked)
                 finally:

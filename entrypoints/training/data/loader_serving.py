@@ -61,7 +61,8 @@ class Failed(NamedTuple):
 def serve(dataset: Images, collate: Collate, threads: int, pipe: Connection) -> None:
     """What the process does until the training process closes the pipe or ends."""
     os.setpgrp()  # torchrun and mpirun send SIGTERM to the training process's group, whose last steps still need batches
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which Python ends what is left; the server of processes ignores it
+    # by which Python ends what is left; the server of processes ignores it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     leave_the_cores()
     torch.set_num_threads(1)  # each thread makes images of its own
     Image.init()  # all of Pillow's formats, which it would else look for at the first that it meets, in several threads

@@ -10,11 +10,9 @@ from typing import Protocol
 from training.data.decode.decoding import read_file
 from training.data.orders import FreeOrder
 from training.data.sources.channels import Digested, has_shards, shard_reading
-from training.data.sources.folders import digest_of_sizes
+from training.data.sources.folders import IMAGE_ENDINGS, digest_of_sizes
 from training.data.sources.shards import ShardFiles
 from training.settings.scripts import TrainingSettings
-
-IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
 
 
 class Pairs(Digested, Protocol):
@@ -108,10 +106,12 @@ def pair_up(root: Path) -> list[tuple[Path, Path]]:
 
 
 def _by_stem(folder: Path, endings: tuple[str, ...]) -> dict[str, list[Path]]:
-    """Files below a folder by path without ending; hidden ones are left out."""
+    """Files below a folder by path without ending; links are followed, and hidden ones left out."""
     found: dict[str, list[Path]] = {}
-    for file in sorted(folder.rglob("*")):
-        inside = file.relative_to(folder)
-        if file.suffix.lower() in endings and not any(part.startswith(".") for part in inside.parts) and file.is_file():
-            found.setdefault(inside.as_posix()[: -len(file.suffix)], []).append(file)
+    for place, folders, files in os.walk(folder, followlinks=True):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(files):
+            file = Path(place, name)
+            if file.suffix.lower() in endings and not name.startswith("."):
+                found.setdefault(file.relative_to(folder).as_posix()[: -len(file.suffix)], []).append(file)
     return found

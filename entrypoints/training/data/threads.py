@@ -58,7 +58,8 @@ class ThreadedLoader:
 
     def _batches(self, batches: Iterator[list[SampleKey]]) -> Iterator[Any]:
         Image.init()  # all of Pillow's formats, which it would else look for at the first that it meets, in several threads
-        pool = ThreadPoolExecutor(self.threads, thread_name_prefix="data worker")
+        # to pin memory they ask the device: the current one, which is each thread's own and the first GPU where none is chosen
+        pool = ThreadPoolExecutor(self.threads, "data worker", accelerator.make_current, (self.pin_for,))
         waiting: deque[BatchInTheMaking] = deque()
         try:
             waiting.extend(self._begun(draws, pool) for draws in itertools.islice(batches, AHEAD))

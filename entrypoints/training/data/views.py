@@ -55,6 +55,10 @@ class HeldOutImages:
             return None
         return torch.from_numpy(pixels), int(source.labels[index])
 
+    def listing(self) -> str:
+        """What tells these images, in their order, from others by their names."""
+        return self.source.listing()
+
     def resized(self, size: int) -> HeldOutImages:
         """The same images at another size, such as a teacher's."""
         return HeldOutImages(self.source, size, self.channels, self.broken)

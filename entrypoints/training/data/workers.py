@@ -20,6 +20,13 @@ TINY = 0.3
 """Milliseconds an image below which auto takes no workers: it is mostly Python then, which threads cannot run beside training, and
 to hand an image from one process to another takes as long."""
 
+TINY_BESIDE_A_GPU = 0.03
+"""The same beside a GPU, whose kernels the training process launches meanwhile: on an H100 one that decoded digits itself, 0.3 ms each, let
+the GPU wait for half of the time (tests/insight/h100/quickstart-teacher.tar.xz)."""
+
+FEW = 2
+"""Workers that auto takes for images that cost less than TINY: enough for 6,000 a second, and soon started."""
+
 MOST = 16
 """Workers of one process that auto takes at most: more threads than that wait for Python's lock, and more readers for a shared disk."""
 
@@ -46,7 +53,8 @@ def choose(
     *,
     views: int = 1,
 ) -> Workers:
-    """As many workers as the settings ask for; with auto as many as there are cores for, unless images cost too little.
+    """As many workers as the settings ask for; with auto as many as there are cores for, unless images cost too little; the same number in
+    every process, and a collective.
 
     Args:
         images: the training images, indexed by a SampleKey.
@@ -57,11 +65,15 @@ def choose(
     if asked != "auto":
         return Workers(kind, asked, f"data workers: {_counted(kind, asked)}, {_as_asked(asked, share, where)}")
     cost = milliseconds_an_image(images, views)
-    if cost < TINY:
-        why = f"an image costs {cost:.2f} ms, too little to hand over"
-        return Workers(kind, 0, f"data workers: {_counted(kind, 0)} (auto: {why})")
-    count = min(MOST, max(int(share) - 1, 1 if accelerator.is_gpu(world.device) else 0))
-    why = f"{where}, one of them for training itself; an image costs {cost:.2f} ms"
+    gpu = accelerator.is_gpu(world.device)
+    if cost < (TINY_BESIDE_A_GPU if gpu else TINY):
+        count, why = 0, f"an image costs {cost:.2f} ms, too little to hand over"
+    else:
+        count = min(MOST if cost >= TINY else FEW, max(int(share) - 1, 1 if gpu else 0))
+        why = f"{where}, one of them for training itself; an image costs {cost:.2f} ms"
+    agreed = int(world.gather_rows(torch.tensor([count])).min())  # each has measured for itself
+    if agreed != count:
+        count, why = agreed, f"{why}; another process can have {agreed}"
     return Workers(kind, count, f"data workers: {_counted(kind, count)} (auto: {why})")
 
 

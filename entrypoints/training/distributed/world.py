@@ -111,6 +111,14 @@ class World:
         with self.lobby.busy():
             return work()
 
+    def hosts_alone(self, work: Callable[[], Result]) -> Result | None:
+        """What the first process of each host works out, all at once; None on the others. All wait for rank 0 without a collective, as in
+        `first_alone`; the other hosts should not take much longer than that. A collective.
+        """
+        found = work() if self.is_first_on_host and not self.is_first else None
+        of_first = self.first_alone(work)
+        return of_first if self.is_first else found
+
     def broadcast_bytes(self, data: bytes | None) -> bytes:
         """Rank 0's bytes on every rank, sent in pieces of at most 64 MiB.
 

@@ -72,7 +72,8 @@ class Checkpoints:
         self._folder, self._world, self._keep, self._say = folder, world, keep, say
         self._fingerprint = json.loads(json.dumps(fingerprint or {}))  # as it comes back: a tuple is a list there
         self._saved: int | None = None
-        self._writer = ThreadPoolExecutor(1, "checkpoint")  # at the interpreter's end it finishes what it has begun
+        # at the interpreter's end it finishes what it has begun
+        self._writer = ThreadPoolExecutor(1, "checkpoint", accelerator.make_current, (world.device,))
         self._writing: Future[str] | None = None
         self._damaged: list[Path] = []
 
@@ -102,25 +103,30 @@ class Checkpoints:
         """
         if self._folder is None:
             return
-        rows = {name: self._world.gather_rows(own[name].detach()[None]) for name in sorted(own)}
-        trouble = self._settled() if self._world.is_first else ""
-        if self._world.is_first and step != self._saved:
-            _refuse_what_cannot_be_read_again(shared, "shared")
-            files = {SHARED: shared, OWN: rows}
-            if accelerator.is_gpu(self._world.device):
-                self._warn(trouble)
-                trouble, kept = "", snapshot(files, self._world.device)
-                self._writing = self._writer.submit(self._written, step, kept)
-                if required:
-                    trouble = self._settled()
-            else:
-                trouble = self._written(step, files)
-        if required:
-            trouble = self._world.broadcast_bytes(trouble.encode() if self._world.is_first else None).decode()
-            if trouble:
-                raise OSError(f"{trouble}. A job that resumes here repeats the steps since the previous checkpoint")
-        else:
-            self._warn(trouble)
+        files = {
+            SHARED: shared,
+            OWN: {name: self._world.gather_rows(own[name].detach()[None]) for name in sorted(own)},
+        }
+        if not required:
+            self._warn(self._begun(step, files) if self._world.is_first else "")
+            return
+        # however slow the disk is
+        trouble = self._world.first_alone(lambda: self._begun(step, files) or self._settled())
+        trouble = self._world.broadcast_bytes((trouble or "").encode() if self._world.is_first else None).decode()
+        if trouble:
+            raise OSError(f"{trouble}. A job that resumes here repeats the steps since the previous checkpoint")
+
+    def _begun(self, step: int, files: Mapping[str, Any]) -> str:
+        """Have a step written, unless it is: beside a GPU later, of a copy. What went wrong, then with the one before."""
+        trouble = self._settled()
+        if step == self._saved:
+            return trouble
+        _refuse_what_cannot_be_read_again(files[SHARED], "shared")
+        if not accelerator.is_gpu(self._world.device):
+            return self._written(step, files)
+        self._warn(trouble)
+        self._writing = self._writer.submit(self._written, step, snapshot(files, self._world.device))
+        return ""
 
     def finish(self) -> None:
         """Wait until the last one is on the disk."""

@@ -61,6 +61,8 @@ def deliver(
     each = {}
     for trained in models:
         state, found = trained.state, outcome.validation.get(trained.state.name, {})
+        if found and state.evaluated_at != outcome.steps:  # a stopped run does not evaluate once more
+            found = {**found, "evaluated_after_steps": state.evaluated_at}
         _write_model(trained, found, outcome, data, run, image_size, decoder, measured.get("teacher"))
         each[state.name] = {"model": trained.name, "parameters": parameter_count(state.model), **found}
     of_models = each.get("", {"students": each})

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from training.data.batches import Images
 from training.data.loaders import Data, Loaders, open_loaders
+from training.data.same_images import refuse_other_images
 from training.engine.loop import States, Task
 from training.engine.memory import Footprint, choose_batch_size
 from training.engine.memory_trial import StepTrial
@@ -34,8 +35,9 @@ def fitting_loaders(
         open(settings, images, say): as `open_loaders`; without `images` over the run's, without `say` it logs nothing.
 
     Raises:
-        ValueError: not one image fits, or the processes cannot have equal shares.
+        ValueError: hosts have different images, not one image fits, or the processes cannot have equal shares.
     """
+    refuse_other_images(data, run.world)
     trial = StepTrial(task, states, data, now.optimizer)
     size = choose_batch_size(now, without, run.settings, run.world, run.report, trial)
 

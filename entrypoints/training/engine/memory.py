@@ -33,6 +33,9 @@ PROBES = (2, 4)
 LOSS_PROBES = (1, 2, 3, 4)
 """Images of the four losses that tell a polynomial's coefficients: a constant, images, pairs and triples."""
 
+TRIED = (4, 16)
+"""Images of the two steps that are really made on a GPU, whose difference is what an image takes."""
+
 CAST_MODULES = (nn.Linear, nn.modules.conv._ConvNd)
 """Whose weights autocast copies (https://docs.pytorch.org/docs/stable/amp.html, ops that autocast to lower precision)."""
 
@@ -62,11 +65,13 @@ class Footprint:
     """And for each three: of N there are N³."""
     casts: int = 0
     """The copies of the weights in autocast's format, which live as long as a step; 0: there is no autocast."""
+    workspace: float = 0
+    """What a GPU's kernels and the loss take beside, however few the images; 0: not measured."""
 
     @property
     def fixed(self) -> int:
         """All that does not depend on the batch; gradients are as large as the weights."""
-        return 2 * self.weights + self.casts + self.optimizer + self.average + self.teacher
+        return 2 * self.weights + self.casts + self.optimizer + self.average + self.teacher + int(self.workspace)
 
     def step(self, images: int) -> float:
         """Bytes of a step on N images. The teacher is done before the student begins."""
@@ -222,6 +227,7 @@ def explain(now: Footprint, without: Mapping[str, Footprint], capacity: int) -> 
         "optimizer": now.optimizer,
         "moving average": now.average,
         "teacher": now.teacher,
+        "workspace": int(now.workspace),
     }
     kept = ", ".join(f"{name} {_size(value)}" for name, value in parts.items() if value)
     lines = [
@@ -278,6 +284,40 @@ def _measured(state: TrainingState, image: torch.Tensor) -> tuple[Footprint, dic
     return now, without
 
 
+def as_tried(
+    now: Footprint, without: Mapping[str, Footprint], trial: StepTrial, most: int
+) -> tuple[Footprint, dict[str, Footprint]]:
+    """A GPU's footprints, corrected by two steps of few images that are really made.
+
+    What a forward pass keeps is not all: the loss, the gradients of activations and the kernels' workspaces come on top. On an H100 a
+    segmenter's forward pass kept 249 MiB an image, and its step held 315; a ViT-S's 31.8 and 32.1 (docs/results/gpu.md). A first step
+    may hold far more for a moment, probably for algorithms that cuDNN tries, so it is not the one that counts.
+
+    Args:
+        now, without: as `measure` gives them; they stay so where the few images do not fit, or a loss of relations grows otherwise.
+        most: images that pass through the model at once at most; of fewer than 8 no difference is taken.
+    """
+    few, more = (min(count, most) for count in TRIED)
+    kept = max(now.activations, now.teacher_activations)
+    if more < 2 * few or not kept or now.pairs or now.triples:
+        return now, dict(without)
+    of_few, of_more = ([trial.held(size) for _ in range(2)][-1] for size in (few, more))
+    if of_few is None or of_more is None:
+        return now, dict(without)
+    an_image = max(kept, (of_more - of_few) / (more - few))
+    beside = of_few - few * an_image - (now.weights + now.casts + now.optimizer)
+
+    def corrected(one: Footprint) -> Footprint:
+        activations, teacher_activations = (
+            value * an_image / kept for value in (one.activations, one.teacher_activations)
+        )
+        return replace(
+            one, activations=activations, teacher_activations=teacher_activations, workspace=max(0.0, beside)
+        )
+
+    return corrected(now), {name: corrected(one) for name, one in without.items()}
+
+
 def choose_batch_size(
     now: Footprint,
     without: Mapping[str, Footprint],
@@ -296,13 +336,16 @@ def choose_batch_size(
     Raises:
         ValueError: as `batch_size_per_device`; or no step fits.
     """
+    share = share_of_batch(settings.global_batch_size, world)
+    if accelerator.is_gpu(world.device):
+        asked = settings.batch_size_per_device
+        now, without = as_tried(now, without, trial, asked if isinstance(asked, int) else share)
     space, first = capacity(world), without.get(FILLED, now)
     here = min(step.largest_batch(space) for step in (now, first))
     for line in explain(now, without, space):
         report.say(line)
     fits = int(world.gather_rows(torch.tensor([here])).min())
     size = batch_size_per_device(settings, world, fits)
-    share = share_of_batch(settings.global_batch_size, world)
     if settings.batch_size_per_device == "auto" and accelerator.is_gpu(world.device):
         size = largest_that_fits(parts_of(share, size), trial, world, report.say)
     failure.progress.out_of_memory = when_full(size, share, max(now.step(size), first.step(size)), space, settings)

@@ -1,4 +1,4 @@
-"""Whether a whole step really fits into a GPU's memory: tried, for no prediction knows workspaces, copies and fragments."""
+"""What a whole step really takes of a GPU's memory: tried, for no prediction knows workspaces, copies and fragments."""
 
 from __future__ import annotations
 
@@ -38,19 +38,20 @@ class StepTrial:
 
     def fits(self, size: int) -> bool:
         """Whether forward, backward and the optimizer's state of `size` images fit."""
+        return self.held(size) is not None
+
+    def held(self, size: int) -> int | None:
+        """The most bytes that a step of `size` images holds beyond what is held now; None: they do not fit."""
         device = self._states[0].world.device
         buffers = [(buffer, buffer.clone()) for state in self._states for buffer in state.trainable.buffers()]
         try:
             with accelerator.same_random_numbers(device):
-                self._step(size, device)
-            return True
+                return accelerator.measured_memory(device, lambda: self._step(size, device))
         except RuntimeError as error:  # libraries that find no workspace say so in words of their own
             if isinstance(error, accelerator.OUT_OF_MEMORY) or re.search(failure.GPU_FULL.pattern, str(error)):
-                return False
+                return None
             raise
         finally:
-            for one in self._states:
-                one.trainable.zero_grad(set_to_none=True)
             for buffer, before in buffers:
                 buffer.copy_(before)
             accelerator.synchronize(device)
@@ -60,13 +61,15 @@ class StepTrial:
         values = (value.expand(size, *value.shape[1:]) for value in self._one)
         names = self._one._fields
         batch = self._one._make(value if name in STAYING else value.to(device) for name, value in zip(names, values))
-        state = torch.empty(self._optimizer_bytes, dtype=torch.uint8, device=device)
+        held: list[Any] = [torch.empty(self._optimizer_bytes, dtype=torch.uint8, device=device)]
         asked = self._task(batch)
         for one in self._states:
             with one.precision.autocast():
                 loss = next(asked)["loss"]
-            loss.backward()
-        del state
+            # not backward(): by the hooks on the parameters DDP would take this pass for its first one, and with static_graph exchange
+            # no gradients later
+            learned = [parameter for parameter in one.trainable.parameters() if parameter.requires_grad]
+            held.append(torch.autograd.grad(loss, learned, allow_unused=True))
 
 
 def largest_that_fits(sizes: list[int], trial: StepTrial, world: World, say: Callable[[str], None]) -> int:

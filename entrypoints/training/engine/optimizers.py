@@ -62,6 +62,12 @@ def state_for_everyone(optimizer: Optimizer, world: World) -> dict[str, Any] | N
     return optimizer.state_dict() if world.is_first else None
 
 
+def every_groups(optimizer: Optimizer) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """An optimizer's groups of parameters, and those of the one within it that changes this rank's share of them."""
+    local = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
+    return optimizer.param_groups, local.param_groups
+
+
 def restore(optimizer: Optimizer, captured: dict[str, Any]) -> None:
     """Go on from a state as `state_for_everyone` gave it; tensors may be on the CPU.
 
@@ -73,7 +79,7 @@ def restore(optimizer: Optimizer, captured: dict[str, Any]) -> None:
     local = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
     own = [{name: group.get(name) for name in KERNELS} for group in local.param_groups]
     optimizer.load_state_dict(captured)
-    for groups in (optimizer.param_groups, local.param_groups):
+    for groups in every_groups(optimizer):
         for group, kernels in zip(groups, own):
             group.update({name: chosen for name, chosen in kernels.items() if name in group})
     for group in local.param_groups:

@@ -11,6 +11,7 @@ import torch
 from launcher_observer.system.monitor import system_monitor
 
 from training.data.broken import LISTING
+from training.data.worker_processes import begin_server
 from training.distributed.rendezvous import read_place
 from training.distributed.stop_flag import StopSignal
 from training.distributed.world import World, process_group
@@ -77,6 +78,7 @@ def open_run(settings: Settings, environment: Environment, world: World) -> tupl
     """
     precision, why = resolved(settings.precision, world.device)
     settings = replace(settings, precision=precision)
+    begin_server(settings, world.device)
     torch.backends.cudnn.benchmark = settings.cudnn_benchmark
     report = Reporter(environment.output_data_dir, active=world.is_first)
     if world.is_first_on_host:

@@ -18,7 +18,7 @@ from training.engine.random_state import RandomNumbers, seed_of
 from training.engine.schedules import warmup_cosine
 from training.measure.arithmetic import Counted
 from training.models import precision
-from training.models.compiled import StaticBatch
+from training.models.compiled import Compiled, StaticBatch
 from training.models.features import WithFeatures
 from training.models.timm_models import Normalized, choose_attention, convolutional
 from training.settings.scripts import TrainingSettings
@@ -37,7 +37,7 @@ class TrainingState:
     average: ModelEmaV3 | None
     precision: precision.Precision
     optimizer: torch.optim.Optimizer
-    schedule: torch.optim.lr_scheduler.LRScheduler
+    schedule: torch.optim.lr_scheduler.LambdaLR
     scaler: torch.amp.GradScaler | None
     world: World
     compiled: bool
@@ -64,7 +64,7 @@ class TrainingState:
     @functools.cached_property
     def evaluator(self) -> nn.Module:
         """The same, compiled where training is: what an evaluation calls."""
-        return StaticBatch(self.evaluated) if self.compiled else self.evaluated
+        return StaticBatch(self.evaluated, "the model", "compile") if self.compiled else self.evaluated
 
     def capture(self) -> dict[str, Any] | None:
         """Everything that all ranks share, on rank 0; None elsewhere. A collective."""
@@ -89,8 +89,18 @@ class TrainingState:
             self.average.module.load_state_dict(captured["average"])
         optimizers.restore(self.optimizer, captured["optimizer"])
         self.schedule.load_state_dict(captured["schedule"])
+        self._set_rates()
         if self.scaler is not None:
             self.scaler.load_state_dict(captured["scaler"])
+
+    def _set_rates(self) -> None:
+        """Give the next step this run's learning rates: the captured ones are those of the run before, which may have been shorter."""
+        factors = [factor(self.schedule.last_epoch) for factor in self.schedule.lr_lambdas]
+        rates = [base * factor for base, factor in zip(self.schedule.base_lrs, factors)]
+        for groups in optimizers.every_groups(self.optimizer):
+            for group, rate in zip(groups, rates):
+                group["lr"] = rate
+        self.schedule._last_lr = rates
 
     def own(self) -> dict[str, torch.Tensor]:
         """What differs between ranks: random numbers, and buffers such as BatchNorm's running statistics, of each one's images."""
@@ -138,11 +148,9 @@ def prepare(
         model.to(memory_format=torch.channels_last)
     choose_attention(model, chosen.dtype, world.device)
     average = None if settings.ema_decay is None else ModelEmaV3(model, settings.ema_decay)
-    compiled: Any = (
-        torch.compile(trainable) if settings.compile else trainable
-    )  # a module too, which torch's annotation does not say
+    compiled = settings.compile is True
     trained = distribute(
-        compiled,
+        Compiled(trainable, "the model", "compile", graphs=settings.cuda_graphs is True) if compiled else trainable,
         world,
         static_graph=settings.static_graph,
         gradient_compression=settings.gradient_compression,
@@ -163,7 +171,7 @@ def prepare(
         schedule=schedule,
         scaler=chosen.scaler(),
         world=world,
-        compiled=settings.compile,
+        compiled=compiled,
         settings=settings,
         random_numbers=random_numbers,
         name=name,

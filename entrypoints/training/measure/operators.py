@@ -42,8 +42,10 @@ class OperatorWindow:
 
     def __init__(self, settings: TrainingSettings, world: World, folder: Path, say: Callable[[str], None]):
         self._settings, self._world, self._folder, self._say = settings, world, folder, say
-        self._steps = settings.profile_steps if world.is_first else 0
+        self._steps = settings.profile_steps
         self._first, self._seen = settings.profile_after, 0
+        self._recording = False
+        """Whether the steps under way are recorded, by rank 0."""
         self._profile: profile | None = None
         self._slowed = False
 
@@ -51,10 +53,12 @@ class OperatorWindow:
         """A step begins now."""
         if not self._steps:
             return
-        if self._profile is not None and self._seen == self._first + self._steps:
+        if self._recording and self._seen == self._first + self._steps:
             self.close()
-        elif self._profile is None and self._seen == self._first:
-            self._open()
+        elif not self._recording and self._seen == self._first:
+            self._recording = True
+            if self._world.is_first:
+                self._open()
         self._seen += 1
 
     def slowed(self) -> bool:
@@ -63,13 +67,17 @@ class OperatorWindow:
         return slowed
 
     def close(self) -> None:
-        """Write what was recorded so far, if anything was."""
-        if self._profile is None:
+        """Write what was recorded so far, if anything was. A collective: of many events that takes rank 0 minutes, and the others wait."""
+        if not self._recording:
             return
+        steps, self._steps, self._recording = min(self._steps, self._seen - self._first), 0, False
+        self._world.first_alone(lambda: self._write(steps))
+
+    def _write(self, steps: int) -> None:
         recorded, self._profile = self._profile, None
+        assert recorded is not None, "rank 0 records"
         accelerator.synchronize(self._world.device)
         recorded.stop()
-        steps, self._steps = min(self._steps, self._seen - self._first), 0
         found = summarise(recorded, steps)
         (self._folder / "operators.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         recorded.export_chrome_trace(str(self._folder / TRACE))

@@ -36,7 +36,7 @@ class SageMakerProfiler:
         self._first, self._steps = settings.profile_after, settings.profile_steps or STEPS
         self._seen, self._running = 0, False
         module, asked = sagemaker_profiler(), is_asked_for(environ)
-        self._module = module if asked or settings.profile_steps else None
+        self._module = module if asked else None  # two profilers at once would take the GPU's events from each other
         if asked and module is None:
             say(
                 "SageMaker Profiler was requested (profiling.profiler) but records nothing: this image lacks the module smprof. "

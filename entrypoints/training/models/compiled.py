@@ -1,7 +1,8 @@
-"""A compiled model that always sees one batch size, so that a ragged last batch compiles nothing anew."""
+"""Models through torch.compile, with static shapes, and as CUDA graphs."""
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -21,30 +22,80 @@ def allow_models(count: int) -> None:
     setattr(config, name, max(getattr(config, name), 4 * count))
 
 
-class StaticBatch(nn.Module):
-    """A model through torch.compile with static shapes; smaller batches are filled up to the largest one so far.
+def _compile_backward_at_once() -> None:
+    """Have torch compile a backward pass with its forward pass, for the whole process: what cannot be compiled is found while the model can
+    still run as it is. By itself torch does it in the first backward pass; older ones have no such switch."""
+    from torch._functorch import config
+
+    if hasattr(config, "force_non_lazy_backward_lowering"):
+        config.force_non_lazy_backward_lowering = True
+
+
+class Compiled(nn.Module):
+    """A model through torch.compile, for one batch size; one that cannot be compiled runs as it is, with a warning.
+
+    With `graphs` its kernels are recorded as CUDA graphs, which the host launches as one. What a graph gives lies in memory that its next
+    run overwrites, so that whoever keeps it longer copies it. Gradients lie there too: they must be used up before the model's, or
+    another one's, next forward pass (https://github.com/pytorch/pytorch/issues/169545).
+    """
+
+    def __init__(self, model: nn.Module, name: str, setting: str, *, graphs: bool = False):
+        """
+        Args:
+            model: keeps its parameters and its mode.
+            name, setting: of the model and of what asked for it, for the warning.
+        """
+        super().__init__()
+        _compile_backward_at_once()
+        self.model, self.graphs, self._name, self._setting = model, graphs, name, setting
+        mode = "reduce-overhead" if graphs else None  # torch's name of CUDA graphs
+        self._compiled: Any = torch.compile(model, dynamic=False, mode=mode)
+        self.train(model.training)
+
+    def forward(self, images: torch.Tensor) -> Any:
+        """What the model gives."""
+        if self._compiled is not None:
+            from torch._dynamo.exc import TorchDynamoException  # slow to import; torch.compile has it
+
+            try:
+                return self._compiled(images)
+            except TorchDynamoException as error:
+                cause = " ".join(str(error).split())[:300]
+                warnings.warn(
+                    f"{self._name} cannot be compiled and runs eagerly; {self._setting}: false saves the attempt. {cause}",
+                    stacklevel=2,
+                )
+                self._compiled = None
+        return self.model(images)
+
+    @property
+    def runs_compiled(self) -> bool:
+        """Whether it was not found to be impossible."""
+        return self._compiled is not None
+
+
+class StaticBatch(Compiled):
+    """A compiled model that always sees one batch size; smaller batches are filled up to the largest one so far.
 
     By itself torch.compile turns to dynamic shapes for good when it meets a second batch size, as at the end of an evaluation
     (https://github.com/pytorch/torchtitan/pull/2204), and every later batch runs slower kernels.
-    Only for models whose images do not see each other: in eval mode.
+    Only for models whose images do not see each other: in eval mode, without gradients. What it gives may be kept.
     """
 
-    def __init__(self, model: nn.Module):
-        """
-        Args:
-            model: takes a tensor (batch, …), gives one (batch, …), or a tuple of such. It keeps its parameters and its mode.
-        """
-        super().__init__()
-        self.model = model
-        self._compiled: Any = torch.compile(model, dynamic=False)
-        self._largest = 0
-        self.train(model.training)
+    _largest = 0
 
     def forward(self, images: torch.Tensor) -> Any:
         """Images (batch, …) -> what the model gives for them (batch, …), one tensor or several."""
         count, full = len(images), max(self._largest, len(images))
-        if count < full:
+        if count < full and self.runs_compiled:
             images = torch.cat([images, images[-1:].expand(full - count, *images.shape[1:])])
-        output = self._compiled(images)
+        output = super().forward(images)
         self._largest = full  # not before: there may be no memory for that many
-        return tuple(part[:count] for part in output) if isinstance(output, tuple) else output[:count]
+        return (
+            tuple(self._kept(part, count) for part in output)
+            if isinstance(output, tuple)
+            else self._kept(output, count)
+        )
+
+    def _kept(self, part: torch.Tensor, count: int) -> torch.Tensor:
+        return part[:count].clone() if self.graphs else part[:count]

@@ -98,6 +98,18 @@ def peak_memory(device: torch.device) -> int:
     return int(module(device).max_memory_allocated(device))
 
 
+def measured_memory(device: torch.device, function: Callable[[], object]) -> int:
+    """The most bytes of a GPU that tensors took at once during a call, beyond what they took before. The peak starts anew."""
+    gpu = module(device)
+    gpu.reset_peak_memory_stats(device)
+    before = int(gpu.memory_allocated(device))
+    try:
+        function()
+        return peak_memory(device) - before
+    finally:
+        gpu.reset_peak_memory_stats(device)
+
+
 @functools.cache
 def side_stream(device: torch.device, purpose: str) -> Any:
     """A GPU's one stream for a purpose that need not wait for the model's work. What waits for the model on one would

@@ -133,6 +133,9 @@ def node(groups: Groups, log: Path) -> Iterator[RayNode]:
     head, port = groups.meeting_place
     options = ["--node-ip-address", address, "--num-gpus", "0", "--object-store-memory", str(_shared_memory())]
     options += ["--disable-usage-stats", "--block"]
+    # ports as the kernel gives them: of those that Ray would keep for itself (8265, 52365, 10002 to 19999) none could be the head's
+    for name in ("min-worker", "max-worker", "dashboard", "dashboard-agent-listen"):
+        options += [f"--{name}-port", "0"]
     with contextlib.ExitStack() as stack:
         # of each host its own: hosts of one machine that start at once would take each other's sockets; a socket's path has at most
         # 107 characters, and Ray adds some 60
@@ -172,6 +175,8 @@ def connected(groups: Groups, own: RayNode | None, wait_seconds: float, *, talks
     try:
         while not ray.is_initialized():
             try:
+                if is_reachable(groups) is False:  # Ray would wait 40 s for it
+                    raise ConnectionRefusedError("nothing listens there")
                 ray.init(
                     address=f"{head}:{port}",
                     namespace=SERVES,

@@ -149,6 +149,10 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
         """Whether a label bank stands in for the teacher."""
         return self.teacher_cache is not None and self.teacher_cache.complete
 
+    @property
+    def one_pass_a_step(self) -> bool:
+        return super().one_pass_a_step and self.students is None
+
     def channels(self) -> list[str]:
         each, elsewhere = variants(self).values(), self.teacher_pretrained or self.has_complete_bank
         teacher = ["teacher"] if any(own.has_teacher for own in each) and not elsewhere else []
@@ -169,6 +173,11 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
             return [
                 ("students", 1 <= number <= MOST_STUDENTS, f"1 to {MOST_STUDENTS} of them, by name"),
                 ("students", channels <= 1, "in_chans of all student_options the same: they see the same images"),
+                (
+                    "cuda_graphs",
+                    self.cuda_graphs is not True,
+                    "auto or false with students: one's graphs would overwrite another one's gradients",
+                ),
             ]
         one_teacher, served = isinstance(self.teacher, str), self.teacher_servers is not None
         complete = self.has_complete_bank
@@ -185,7 +194,7 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
             ("teacher_pretrained", not self.teacher_pretrained or self.teacher is not None, "false without `teacher`"),
             ("teacher", not complete or self.teacher is None, f"null {AS_COMPLETE}"),
             ("teacher_precision", not complete or self.teacher_precision is None, f"null {AS_COMPLETE}"),
-            ("compile_teacher", not complete or not self.compile_teacher, f"false {AS_COMPLETE}"),
+            ("compile_teacher", not complete or self.compile_teacher is not True, f"auto or false {AS_COMPLETE}"),
             ("min_teacher_accuracy", not complete or self.min_teacher_accuracy == 0, f"0 {AS_COMPLETE}"),
             (
                 "teacher_cache",
@@ -211,7 +220,7 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
                 not served or self.without_servers == "fail",
                 "fail with teacher_servers: training processes have no teacher to go on with",
             ),
-            ("compile_teacher", not served or not self.compile_teacher, "false with teacher_servers"),
+            ("compile_teacher", not served or self.compile_teacher is not True, "auto or false with teacher_servers"),
             ("unlabelled", self.unlabelled is None or self.has_teacher, "null where there is no teacher"),
             (
                 "hard_label_weight",
@@ -225,6 +234,10 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
 @dataclass(frozen=True, kw_only=True)
 class LabellingSettings(DistillationSettings):
     """Settings of label_images.py: those of the training runs that its answers are for."""
+
+    @property
+    def one_pass_a_step(self) -> bool:
+        return True  # there are no gradients
 
     def conditions(self) -> list[tuple[str, bool, str]]:
         return super().conditions() + [

@@ -42,8 +42,12 @@ class TrainingSettings:
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
     """Of matrix products and convolutions. auto: bf16 on a GPU that has it, else fp32. fp32; tf32 (CUDA, fp32 with 10 bits of
     mantissa); bf16 or fp16 by autocast, weights in fp32 and TF32 for what autocast leaves in fp32; fp16 with a gradient scaler."""
-    compile: bool = setting(False, on_resume="may change")
-    """Pass the trained model through torch.compile."""
+    compile: bool | Literal["auto"] = setting("auto", on_resume="may change")
+    """Pass the trained model through torch.compile. auto: where it was measured to pay, which is one process on a GPU of the H100's
+    generation, as CUDA graphs, in 5,000 steps or more."""
+    cuda_graphs: bool | Literal["auto"] = setting("auto", on_resume="may change")
+    """Have what is compiled run as CUDA graphs, each of which the host launches as one: much faster where batches are small. Not with
+    accumulated gradients or several students, whose gradients the graphs would overwrite. auto: where it was measured, as `compile`."""
     channels_last: bool | None = setting(None, on_resume="may change")
     """Memory order of images and weights. None: channels last for convolutional models."""
     cudnn_benchmark: bool = setting(False, on_resume="may change")
@@ -114,6 +118,11 @@ class TrainingSettings:
         """Those of the training images."""
         return ["train"]
 
+    @property
+    def one_pass_a_step(self) -> bool:
+        """Whether a step has one forward and one backward pass of one model, so that no gradient waits for another pass."""
+        return self.batch_size_per_device is None
+
     def fingerprint(self) -> dict[str, Any]:
         """The settings that a checkpoint must have been saved with, so that a run may go on from it; JSON-ready."""
         fixed = fixed_on_resume(type(self))
@@ -125,6 +134,11 @@ class TrainingSettings:
         return [
             *limits(self),
             ("worker_type", not remote or self.preprocessing != "dali", "another one with preprocessing dali"),
+            (
+                "cuda_graphs",
+                self.cuda_graphs is not True or self.one_pass_a_step,
+                "auto or false with batch_size_per_device: its graphs would overwrite gradients that are accumulated",
+            ),
         ]
 
 
@@ -226,8 +240,8 @@ class TeacherSettings(TrainingSettings):
 
     teacher_precision: Literal["fp32", "bf16", "fp16"] | None = None
     """Of the teacher's weights and arithmetic, whatever the student's. None: bf16 or fp16 where `precision` is, else fp32."""
-    compile_teacher: bool = setting(False, on_resume="may change")
-    """Pass the teacher through torch.compile."""
+    compile_teacher: bool | Literal["auto"] = setting("auto", on_resume="may change")
+    """Pass the teacher through torch.compile. auto: as `compile`."""
     temperature: float = setting(4.0, above=0)
     """Both models' logits are divided by it before the softmax."""
     hard_label_weight: float = 0.5

@@ -98,6 +98,10 @@ class SegmentationSettings(TeacherSettings):
 class PixelLabellingSettings(SegmentationSettings):
     """Settings of label_pixels.py: those of the training runs that its answers are for."""
 
+    @property
+    def one_pass_a_step(self) -> bool:
+        return True  # there are no gradients
+
     def conditions(self) -> list[tuple[str, bool, str]]:
         return super().conditions() + [
             ("teacher_cache", self.teacher_cache is not None, "views, and what is kept: it names the label bank"),

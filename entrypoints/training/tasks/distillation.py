@@ -29,6 +29,7 @@ from training.runtime.environment import Environment, read_environment
 from training.servers.groups import read_groups
 from training.settings.distillation import DistillationSettings, LabelBankSettings
 from training.settings.scripts import TeacherSettings
+from training.settings.segmentation import SegmentationSettings
 from training.tasks.features import asked_of, kept_features, logits_and_features, untaught, with_features
 from training.tasks.losses import distillation_loss, label_cross_entropy
 from training.tasks.students import Student
@@ -183,7 +184,8 @@ def load_teacher(
         name=settings.teacher,
         options=settings.teacher_options,
         precision=settings.teacher_number_format,
-        compile=settings.compile_teacher,
+        compile=settings.compile_teacher is True,
+        cuda_graphs=settings.cuda_graphs is True,
         features=settings.features.level if settings.features else None,
     )
 
@@ -226,6 +228,21 @@ def _server_teacher(
     device = accelerator.in_turn(index)
     teacher = load_teacher(settings, read_environment(), classes, channels).to(device)
     return served.ServerTeacher(teacher, device, layout)
+
+
+def teacher_steps(
+    settings: DistillationSettings | SegmentationSettings, data: Data[Any, Any], steps: int | None = None
+) -> int:
+    """Steps in which the teacher answers: all of a run, or those that fill its cache, about one for each global batch of all views.
+
+    Args:
+        steps: of the run. None: it labels, and nothing is trained.
+    """
+    if settings.teacher_cache is None:
+        assert steps is not None, "whoever labels has a bank, as the settings say"
+        return steps
+    filling = settings.teacher_cache.views * -(-data.epoch_images // settings.global_batch_size)
+    return filling if steps is None else min(steps, filling)
 
 
 def with_teacher(
@@ -378,16 +395,21 @@ def _bank_folder(kept: LabelBankSettings, environment: Environment, world: World
         raise ValueError(
             f"teacher_cache: {archive} is unpacked among the checkpoints, and the job keeps none: unpack it, and give the folder"
         )
-    problem = None
-    if world.is_first_on_host and not own.is_dir():
+
+    def unpacked_here() -> Exception | None:
+        """What kept this host from it."""
+        if own.is_dir():
+            return None
         try:
             with tempfile.TemporaryDirectory(dir=own.parent, prefix=".bank-") as unpacked:
-                limit = max(
-                    SMALL + full, MAX_RATIO * archive.stat().st_size
-                )  # it may hold views that this run does not take
+                # it may hold views that this run does not take
+                limit = max(SMALL + full, MAX_RATIO * archive.stat().st_size)
                 os.replace(unpack(archive, Path(unpacked) / "content", limit), own)
         except (ValueError, OSError) as error:
-            problem = error
+            return error
+        return None
+
+    problem = world.hosts_alone(unpacked_here)
     if world.any(problem is not None):
         raise problem or ValueError("another host cannot unpack its label bank; its own message says why")
     return own

@@ -13,6 +13,7 @@ import torch
 
 from training.data.batches import LabellingBatches, share_of_batch
 from training.data.loaders import Data, Loaders, open_loaders
+from training.data.same_images import refuse_other_images
 from training.engine.loop import Place, on_device, record_steps
 from training.engine.memory import (
     Footprint,
@@ -63,8 +64,9 @@ def labelling_loaders(data: Data[Any, Any], needed: Footprint, views: int, run: 
         needed: what the teacher takes.
 
     Raises:
-        ValueError: as `batch_size_per_device` and `open_loaders`.
+        ValueError: hosts have different images; or as `batch_size_per_device` and `open_loaders`.
     """
+    refuse_other_images(data, run.world)
     space = capacity(run.world)
     run.report.say_all(explain(needed, {}, space))
     fits = int(run.world.gather_rows(torch.tensor([needed.largest_batch(space)])).min())

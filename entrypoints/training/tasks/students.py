@@ -53,7 +53,7 @@ class Students:
             ValueError: as `start.build`, `learner` and `prepare`.
         """
         self.settings, self.states = [*each.values()], list[TrainingState]()
-        if self.settings[0].compile:  # the same for all
+        if self.settings[0].compile is True:  # the same for all
             allow_models(len(each) + 1)  # and the teacher
         for name, own in each.items():
             torch.manual_seed(own.seed)  # its initial weights, and its projection's, do not depend on who else learns

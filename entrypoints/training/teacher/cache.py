@@ -151,6 +151,7 @@ class TeacherCache:
             Whether all ranks found all their records: the epoch needs no teacher.
         """
         assert views and all(1 <= view <= self.views for view in views), f"{[*views]} of {self.views} views"
+        self.world.hosts_alone(self.sync)
         self.close()
         self.world.any(False)  # all writers are done
         size, self._changed = self.layout.size, set()
@@ -231,8 +232,11 @@ class TeacherCache:
 
     def complete_view(self) -> None:
         """Write down the SHA-256 of the open view's file, which holds all that it ever will. A collective."""
-        self.sync()
+        self.world.hosts_alone(self.sync)
         self.world.any(False)  # all writers are done
+        self.world.hosts_alone(self._write_checksum)
+
+    def _write_checksum(self) -> None:
         if self._writes:
             (file,) = self._files.values()
             write_checksums(self.where, {**read_checksums(self.where), file.path.name: sha256_of(file.path)})

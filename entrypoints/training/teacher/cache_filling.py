@@ -32,7 +32,8 @@ class Filling:
 
     def __init__(self, layout: Layout, world: World):
         self._layout, self._world = layout, world
-        self._thread = ThreadPoolExecutor(1, "teacher cache")
+        # waiting for a copy would make a context of its own on the first GPU, which every new thread begins with
+        self._thread = ThreadPoolExecutor(1, "teacher cache", accelerator.make_current, (world.device,))
         self._under_way: deque[Future[None]] = deque()
 
     def add(

@@ -6,7 +6,6 @@ import copy
 import hashlib
 import json
 import tempfile
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -41,12 +40,14 @@ class FrozenModel:
         *,
         precision: Precision = "fp32",
         compile: bool = False,
+        cuda_graphs: bool = False,
         features: Level | None = None,
     ):
         """
         Args:
             model: changed, and not to be used elsewhere.
             name, options: the arguments of timm.create_model.
+            cuda_graphs: where it is compiled, as CUDA graphs.
             features: those that it is asked for. None: none.
 
         Raises:
@@ -59,7 +60,7 @@ class FrozenModel:
         timm_models.choose_attention(model, FORMATS[precision], model.mean.device)
         self._parts = [*model.modules()]
         self._called: torch.nn.Module = model if features is None else WithFeatures(model, features).eval()
-        self._compiled = StaticBatch(self._called) if compile else None
+        self._compiled = StaticBatch(self._called, name, "compile_teacher", graphs=cuda_graphs) if compile else None
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         """Images uint8 (batch, channels, height, width) -> logits float32 (batch, classes[, height, width])."""
@@ -71,7 +72,7 @@ class FrozenModel:
             self.model.eval()
         # no_grad: the backward pass of the student's loss cannot keep inference_mode's tensors
         with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
-            output = self._output(images)
+            output = (self._compiled or self._called)(images)
             logits, features = output if isinstance(output, tuple) else (output, None)
             return logits.float(), None if features is None else features.float()
 
@@ -87,21 +88,6 @@ class FrozenModel:
         total = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
         hash_weights(total, self.model.model.state_dict())
         return total.hexdigest()
-
-    def _output(self, images: torch.Tensor) -> Any:
-        if self._compiled is not None:
-            from torch._dynamo.exc import TorchDynamoException  # slow to import; torch.compile has it
-
-            try:
-                return self._compiled(images)
-            except TorchDynamoException as error:
-                cause = " ".join(str(error).split())[:300]
-                warnings.warn(
-                    f"{self.name} cannot be compiled and runs eagerly; compile_teacher: false saves the attempt. {cause}",
-                    stacklevel=3,
-                )
-                self.run_as_it_is()
-        return self._called(images)
 
     def run_as_it_is(self) -> None:
         """Run eagerly from now on."""
@@ -177,6 +163,7 @@ def load(
     options: Mapping[str, Any] | None = None,
     precision: Precision = "fp32",
     compile: bool = False,
+    cuda_graphs: bool = False,
     pixels: bool = False,
     enlarged: bool = True,
     features: Level | None = None,
@@ -195,6 +182,7 @@ def load(
             hf-hub:OWNER/NAME, or local-dir:FOLDER.
         precision: of the weights and the arithmetic.
         compile: pass the models through torch.compile at the first batch; one that fails runs eagerly, with a warning.
+        cuda_graphs: where they are compiled, as CUDA graphs.
         pixels: the teacher gives every pixel a class, as train_segmentation.py's models do.
         enlarged: with `pixels`, the logits are as large as the images; else they stay on the models' own grid.
         features: those that it is asked for beside its logits. None: none.
@@ -214,7 +202,11 @@ def load(
                     found = _read_segmenter(source, classes, channels, image_size, enlarged)
                 else:
                     found = _read(source, options or {}, classes, channels, image_size)
-                members.append(FrozenModel(*found, precision=precision, compile=compile, features=features))
+                members.append(
+                    FrozenModel(
+                        *found, precision=precision, compile=compile, cuda_graphs=cuda_graphs, features=features
+                    )
+                )
             except ValueError as error:
                 problems.append(f"{source.label}: {error}" if len(sources) > 1 else str(error))
         if features is not None and len(sources) > 1:

@@ -13,7 +13,7 @@ import numpy as np
 from training.data.decode.decoding import read_file
 from training.data.orders import FreeOrder
 
-IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 
 CALLS_AT_ONCE = 16
 """Threads that list folders, or ask for the sizes of files: a network's file system answers late, at no cost to the CPU."""

@@ -29,6 +29,8 @@ MAX_CLASSES = 1_000_000
 """Of a channel without names of classes: one wrong label must not make a model of any size."""
 
 MASK_KIND = "mask.png"
+READ = {*IMAGE_KINDS, *LABEL_KINDS, MASK_KIND}
+"""Kinds of members that mean something."""
 
 SCANS = 16
 """Shards whose headers are read at the same time: on a network's file system most of it is waiting."""
@@ -199,11 +201,20 @@ def _scan(file: Path, classes: list[str] | None, labels: bool) -> Columns:
             for member in tar:
                 key, kind = key_and_kind(member.name)
                 tar.members = []  # type: ignore[attr-defined]  # not in its annotations; without it, all stay in memory
-                if not member.isreg() or key.rpartition("/")[2] == "":
+                if key.rpartition("/")[2] == "" or not (member.isreg() or kind in READ):
+                    continue
+                if member.islnk() or member.issym():
+                    raise ValueError(
+                        f"{file}: {member.name} is a link, whose content lies elsewhere: make the tar of whole files "
+                        "(tar --dereference --hard-dereference)"
+                    )
+                if not member.isreg():
                     continue
                 if key != current:
                     close()
                     current = key
+                if kind in sample and kind in READ:
+                    raise ValueError(f"{file}: {member.name} is there twice: each sample needs a key of its own")
                 sample[kind] = member
             close()
             _require_end(file, opened, tar.offset)
@@ -234,6 +245,12 @@ def _add(
         if MASK_KIND in sample or any(kind in sample for kind in LABEL_KINDS):
             raise ValueError(
                 f"{file}: {key} has no image, only {', '.join(sample)}. Images are {', '.join('.' + kind for kind in IMAGE_KINDS)}"
+            )
+        dotted = next((kind for kind in sample if kind.rpartition(".")[2] in IMAGE_KINDS), None)
+        if dotted is not None:
+            raise ValueError(
+                f"{file}: {key}.{dotted} is no image by WebDataset's rule, where a key ends at its name's first dot: rename it, for "
+                f"example to {key}-{dotted.rpartition('.')[0].replace('.', '-')}.{dotted.rpartition('.')[2]}"
             )
         return  # no sample, such as a readme
     if labels and MASK_KIND in sample:

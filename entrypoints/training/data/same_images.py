@@ -1,0 +1,47 @@
+"""Whether all hosts have the same images: a sampler numbers them, and its numbers mean nothing where they differ."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from training.data.loaders import Data
+from training.distributed.world import World
+
+
+@runtime_checkable
+class Listed(Protocol):
+    """Images that can say which they are."""
+
+    def listing(self) -> str: ...
+
+
+def refuse_other_images(data: Data[Any, Any], world: World) -> None:
+    """Compare every rank's images with those of rank 0, by their number and names; no image is read. A collective.
+
+    Otherwise ranks would do different numbers of steps and wait for each other for ever; or, where the numbers are equal, train on a part
+    of the images, and write a teacher's answers for one image over those for another.
+
+    Raises:
+        ValueError: on every rank: a host has others.
+    """
+    images = {"training": data.training, "held-out": data.held_out}
+    counts = world.gather_rows(torch.tensor([[len(part) for part in images.values()]])).tolist()
+    listings = {name: part.listing() for name, part in images.items() if isinstance(part, Listed)}
+    own = hashlib.sha256(json.dumps([data.classes, listings]).encode()).digest()
+    digests = world.gather_rows(torch.frombuffer(bytearray(own), dtype=torch.uint8)[None])
+    others = [rank for rank in range(world.size) if counts[rank] != counts[0] or not digests[rank].equal(digests[0])]
+    if not others:
+        return
+    named = ", ".join(map(str, others[:8])) + (f" and {len(others) - 8} more" if len(others) > 8 else "")
+    have = " and ".join(
+        f"{counts[others[0]][part]:,} {name} images instead of {counts[0][part]:,}" for part, name in enumerate(images)
+    )
+    raise ValueError(
+        f"the images of rank {named} are not those of rank 0: rank {others[0]} has {have}"
+        f"{' of other names or classes' if counts[others[0]] == counts[0] else ''}. Every host needs the same files: remove `sharded` "
+        "from the inputs, or compare the hosts' copies"
+    )

@@ -1,0 +1,51 @@
+"""Hosts that have different images: every rank refuses them before its first step, and says what differs."""
+
+from __future__ import annotations
+
+import pytest
+
+from .ranks import run_ranks
+
+RANKS = """
+    from training.data.loaders import Data
+    from training.data.same_images import refuse_other_images
+
+    class Images(list):
+        def listing(self):
+            return " ".join(self)
+
+    training, held_out, classes = {cases}[int(os.environ["RANK"])]
+    with process_group() as world:
+        try:
+            refuse_other_images(Data(classes, Images(training), Images(held_out), None), world)
+            print("the same")
+        except ValueError as error:
+            print(error)
+"""
+
+SAME = ("abc", "xy", ["cat", "dog"])
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (SAME, "the same"),
+        (
+            ("ab", "xy", SAME[2]),
+            "rank 1 has 2 training images instead of 3 and 2 held-out images instead of 2. Every host",
+        ),
+        (
+            ("abc", "x", SAME[2]),
+            "rank 1 has 3 training images instead of 3 and 1 held-out images instead of 2. Every host",
+        ),
+        (
+            ("abd", "xy", SAME[2]),
+            "2 held-out images instead of 2 of other names or classes. Every host needs the same files",
+        ),
+        (("abc", "xz", SAME[2]), "of other names or classes"),
+        (("abc", "xy", ["cat", "cow"]), "of other names or classes"),
+    ],
+)
+def test_hosts_with_other_images_are_refused_on_every_rank(tmp_path, other, said):
+    for done in run_ranks(tmp_path, RANKS.format(cases=[SAME, other])):
+        assert said in done.stdout and done.returncode == 0, done.stderr
