@@ -4,6 +4,7 @@
     python -m tests.gpu 2                  one part, by its number or name; the page has all results so far
     python -m tests.gpu --only compiled    one check
     python -m tests.gpu --skip-passed            without the checks that passed before, of this commit on such a GPU
+    python -m tests.gpu 1 --beside         as one of several calls at once, on the same GPU: the page says that its times are no record
     python -m tests.gpu page               the page from the results that are there; needs no GPU
     python -m tests.gpu 2 --results DIR --page FILE --commit ID    elsewhere, where the source is no git checkout
     python -m tests.gpu --rehearse         whatever can run on the CPU, at toy sizes; its page is no record
@@ -29,7 +30,7 @@ def main() -> int:
     options = _options()
     if options.rehearse:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    folder = options.results or ROOT / ("output/gpu-rehearsal" if options.rehearse else "output/gpu")
+    folder = options.results or ROOT / ("output/gpu-rehearsal" if options.rehearse else "tests/gpu/results")
     place = options.page or (folder / "gpu.md" if options.rehearse else ROOT / "docs/results/gpu.md")
     if options.parts == ["page"]:
         return _write_page(place, folder)
@@ -38,7 +39,7 @@ def main() -> int:
         print(missing)
         return 0 if options.if_any else 2
     suite.warm_up()
-    described = _described(options.command, options.commit, folder)
+    described = _described(options.command, options.commit, folder) | {"beside": options.beside}
     make_bench = functools.partial(_bench, options.rehearse)
     for part in options.parts:
         print(f"part {suite.PARTS.index(part) + 1} of {len(suite.PARTS)}: {part}", flush=True)
@@ -63,8 +64,9 @@ def _options() -> argparse.Namespace:
         "--only", action="append", default=[], choices=[check.name for check in suite.CHECKS], metavar="CHECK"
     )
     parser.add_argument("--skip-passed", action="store_true", help="without what passed before, of this commit on such a GPU")
+    parser.add_argument("--beside", action="store_true", help="other calls use the same GPU meanwhile")
     parser.add_argument("--minutes", type=float, default=8, help="of a part, at most")
-    parser.add_argument("--results", type=Path, help="folder of the results; output/gpu unless given")
+    parser.add_argument("--results", type=Path, help="folder of the results; tests/gpu/results unless given, whose files are committed")
     parser.add_argument("--page", type=Path, help="docs/results/gpu.md unless given")
     parser.add_argument("--commit", help="of the source, where git cannot tell it")
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, at toy sizes")
@@ -84,6 +86,7 @@ def _options() -> argparse.Namespace:
                 *names,
                 *(f"--only {name}" for name in options.only),
                 *(["--skip-passed"] * options.skip_passed),
+                *(["--beside"] * options.beside),
                 *(["--rehearse"] * options.rehearse),
             ]
         )

@@ -61,6 +61,8 @@ def speeds(bench: Bench, result: Result, *, model: str, load: int) -> None:
         baseline = baseline or seconds
         result.rows.append(
             {
+                "model": model,
+                "load": load,
                 "images by": name,
                 "images/s": sizes.large_batch / seconds,
                 "epoch shorter, %": 100 * (1 - seconds / baseline),

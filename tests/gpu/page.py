@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tests.gpu.outcomes import Outcome
+from tests.gpu.outcomes import Outcome, Result
 from tests.gpu.suite import CHECKS, ITEMS, Check
 
 MACHINE = {
@@ -22,6 +22,11 @@ MACHINE = {
 }
 """What the page calls the facts of a machine."""
 
+BESIDE = "Other checks ran on the same GPU meanwhile: times are longer than alone."
+
+LONGEST_CELL = 100
+"""Characters of a text in a table; a kernel's name has hundreds."""
+
 LONGEST = 600
 """Characters of an error on the page; the log has all of it."""
 
@@ -37,9 +42,20 @@ def render(outcomes: Mapping[str, Outcome]) -> str:
     parts += ["## Summary", "", *_table(_summary(outcomes)), ""]
     for item, title in ITEMS.items():
         parts += [f"## {item}. {title}", ""]
-        for check in CHECKS:
-            if check.item == item:
-                parts += _section(check, outcomes.get(check.name))
+        checks = [check for check in CHECKS if check.item == item]
+        ran = {check: outcomes[check.name] for check in checks if check.name in outcomes}
+        for check, outcome in ran.items():
+            if not check.table:
+                parts += [f"### {check.title}", "", *_about(check, outcome), ""]
+                parts += _found([outcome.result], check.only_problems)
+        for table in dict.fromkeys(check.table for check in ran if check.table):
+            sharing = {check: outcome for check, outcome in ran.items() if check.table == table}
+            parts += [f"### {table}", ""]
+            for check, outcome in sharing.items():
+                first, *problems = _about(check, outcome)
+                parts += [f"- {check.title}. {first}", *(f"  {problem}" for problem in problems if problem)]
+            parts += ["", *_found([outcome.result for outcome in sharing.values()])]
+        parts += _not_run([check for check in checks if check not in ran])
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -48,14 +64,15 @@ def _machines(outcomes: list[Outcome]) -> list[str]:
     machines = [outcome.machine for outcome in outcomes]
     rows = [{"": name, "value": _values(machine.get(key) for machine in machines)} for key, name in MACHINE.items()]
     packages = sorted({name for machine in machines for name in machine["packages"]})
-    rows += [{"": name, "value": _values(machine["packages"].get(name) for machine in machines)} for name in packages]
+    versions = {name: _values(machine["packages"].get(name) for machine in machines) for name in packages}
     rows.append({"": "Commit", "value": _values(machine["commit"] for machine in machines)})
-    rows.append({"": "Date", "value": _values(machine["date"] for machine in machines)})
-    commands = dict.fromkeys(machine["command"] for machine in machines)
+    days = sorted({machine["date"].partition(" ")[0] for machine in machines})
+    rows.append({"": "Date", "value": ", ".join(days)})
+    said = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     return [
         *_table([row for row in rows if row["value"]]),
         "",
-        "Commands: " + ", ".join(f"`{text}`" for text in commands),
+        f"With {said}. `make gpu` makes this page; each check names the command that repeats it.",
         "",
     ]
 
@@ -78,22 +95,31 @@ def _summary(outcomes: Mapping[str, Outcome]) -> list[dict[str, Any]]:
     return rows
 
 
-def _section(check: Check, outcome: Outcome | None) -> list[str]:
-    lines = [f"### {check.title}", ""]
-    if outcome is None:
-        return [*lines, f"**Not run.** `python -m tests.gpu {check.part} --only {check.name}` runs it.", ""]
-    result = outcome.result
-    commit, date = (outcome.machine[name] for name in ("commit", "date"))
-    lines += [f"{_status(outcome)} `{check.name}`, {outcome.seconds:.0f} s, commit {commit}, {date}.", ""]
+def _about(check: Check, outcome: Outcome) -> list[str]:
+    """How a check ended, by which command, and what does not hold or was left out."""
+    result, machine = outcome.result, outcome.machine
+    command = f"python -m tests.gpu {check.part} --only {check.name}"
+    beside = f" {BESIDE}" if machine["beside"] else ""
+    lines = [
+        f"{_status(outcome)} `{command}`, {outcome.seconds:.0f} s, commit {machine['commit']}, {machine['date']}.{beside}"
+    ]
+    lines += [""] if result.problems or result.left_out else []
     lines += [f"- Does not hold: {problem}." for problem in result.problems]
-    lines += [f"- Left out: {what}." for what in result.left_out]
-    if result.problems or result.left_out:
-        lines.append("")
-    if result.figures:
-        lines += [*_table([{"figure": name, "value": value} for name, value in result.figures.items()]), ""]
-    if result.rows:
-        lines += [*_table(result.rows), ""]
-    return lines
+    return lines + [f"- Left out: {what}." for what in result.left_out]
+
+
+def _found(results: list[Result], only_problems: bool = False) -> list[str]:
+    """The figures and the rows of one check, or of several that have the same columns."""
+    figures = {name: value for result in results for name, value in result.figures.items()}
+    rows = [row for result in results for row in result.rows if not only_problems or row["problem"]]
+    lines = [*_table([{"figure": name, "value": value} for name, value in figures.items()]), ""] if figures else []
+    return [*lines, *_table(rows), ""] if rows else lines
+
+
+def _not_run(checks: list[Check]) -> list[str]:
+    """What is still to be done, by the command that does it."""
+    lines = [f"- {check.title}: `python -m tests.gpu {check.part} --only {check.name}`" for check in checks]
+    return ["**Not run:**", "", *lines, ""] if lines else []
 
 
 def _status(outcome: Outcome) -> str:
@@ -114,8 +140,14 @@ def _table(rows: list[dict[str, Any]]) -> list[str]:
     names = [*rows[0]]
     numeric = [all(_is_number(row[name]) for row in rows) for name in names]
     rule = ["---:" if right else "---" for right in numeric]
-    body = [[_shown(row[name]).replace("|", "\\|") for name in names] for row in rows]
+    body = [[_cell(row[name]) for name in names] for row in rows]
     return [f"| {' | '.join(cells)} |" for cells in (names, rule, *body)]
+
+
+def _cell(value: Any) -> str:
+    text = _shown(value)
+    short = text if len(text) <= LONGEST_CELL or not isinstance(value, str) else f"{text[:LONGEST_CELL]} …"
+    return short.replace("|", "\\|")
 
 
 def _is_number(value: Any) -> bool:

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import math
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,30 @@ def cached_distillation(bench: Bench, result: Result) -> None:
     freed, held = moments[1]["freed_bytes"], moments[1]["teacher_bytes"]
     result.figures |= {"teacher, MiB": held / 2**20, "freed by its leaving, MiB": freed / 2**20}
     result.expect(freed > 0.9 * held, "the second epoch freed the teacher's memory")
+
+
+def graphs(bench: Bench, result: Result) -> None:
+    """Both models compiled, as CUDA graphs where there is a GPU: an epoch fills the cache, the next ones read it, and each is evaluated; beside
+    the same run as it is."""
+    make_channels(bench, bench.sizes.shallow_teacher)
+    values = {"epochs": 3, "teacher_cache": TeacherCacheSettings(views=1, top_k=None), "ema_decay": 0.9}
+    losses = {}
+    for compiled in (False, True):
+        settings = settings_of(
+            bench,
+            bench.sizes.shallow_student,
+            compile=compiled,
+            compile_teacher=compiled,
+            cuda_graphs=compiled,
+            **values,
+        )
+        shutil.rmtree("output", ignore_errors=True)
+        with bench.compiling():
+            run_script(bench, result, "train_kd", settings, 3 * EPOCH)
+        losses[compiled] = result.figures["last loss"], result.figures["validation_loss"]
+    result.figures |= {"last loss, as it is": losses[False][0], "validation_loss, as it is": losses[False][1]}
+    for one, other in zip(losses[False], losses[True]):
+        result.expect(abs(one - other) <= 0.05 * max(1.0, abs(one)), f"the losses agree: {one:.4g} and {other:.4g}")
 
 
 def classifier(bench: Bench, result: Result) -> None:

@@ -44,7 +44,7 @@ PARTS = (
 """Each takes eight minutes at most, and runs alone by its name or its number."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Check:
     """A function of this package that fills a Result."""
 
@@ -57,6 +57,10 @@ class Check:
     seconds: float = 120
     """After which it is killed."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    table: str = ""
+    """The title of the one table that this check's rows share with those of others of its item; empty: they have one of their own."""
+    only_problems: bool = False
+    """Whether the page has no rows but those with a `problem`."""
 
     def __call__(self, bench: Any, result: Result) -> None:
         module, name = self.function.split(":")
@@ -66,11 +70,12 @@ class Check:
 CHECKS = (
     Check("train-kd", 1, "scripts", "train_kd.py, bf16, 20 steps", "scripts:distillation"),
     Check("train-kd-cached", 1, "scripts", "train_kd.py, cache filled, then complete", "scripts:cached_distillation"),
+    Check("train-kd-graphs", 1, "scripts", "train_kd.py as CUDA graphs, with an average of the weights and a cache", "scripts:graphs", 180),
     Check("train-classifier", 1, "scripts", "train_classifier.py", "scripts:classifier"),
     Check("train-segmentation", 1, "scripts", "train_segmentation.py with a teacher", "scripts:segmentation"),
     Check("train-kd-dali", 1, "scripts", "train_kd.py, images by DALI", "scripts:dali_distillation"),
-    Check("resume-one-rank", 2, "scripts", "Save, load, one step: a group of one rank", "resuming:one_rank"),
-    Check("resume-two-ranks", 2, "scripts", "Save, load, one step: two gloo ranks on one device", "resuming:two_ranks"),
+    Check("resume-one-rank", 2, "scripts", "Save, load, one step: a group of one rank", "resuming:one_rank", only_problems=True),
+    Check("resume-two-ranks", 2, "scripts", "Save, load, one step: two gloo ranks on one device", "resuming:two_ranks", only_problems=True),
     Check("no-waiting-distillation", 3, "host", "Distillation", "waiting:distillation"),
     Check("no-waiting-filling", 3, "host", "Distillation that fills a cache", "waiting:filling_distillation"),
     Check("no-waiting-cached", 3, "host", "Distillation, filled cache", "waiting:cached_distillation"),
@@ -92,15 +97,17 @@ CHECKS = (
     Check("gpu-metrics", 11, "input", "NVML's values and the system monitor's lines", "stalls:gpu_metrics"),
     *(
         Check(f"throughput-{batch}-{mode}", 10, f"throughput-{batch}", f"Batch {batch}, {mode}", "throughput:distillation",
-              180, {"batch": batch, "mode": mode})
+              180, {"batch": batch, "mode": mode}, "Teacher ViT-L/16, student ViT-S/16, bf16, 224 pixels, one batch over and over")
         for batch in (36, 256)
         for mode in ("eager", "compiled", "reduce-overhead")
     ),
-    Check("throughput-convolutions", 10, "throughput-256", "A convolutional model, cudnn_benchmark", "throughput:convolutions"),
+    Check("throughput-convolutions", 10, "throughput-256", "A convolutional model, cudnn_benchmark and compiled", "throughput:convolutions"),
+    Check("throughput-segmentation", 10, "throughput-256", "A segmenter, compiled", "throughput:segmentation", 180),
+    Check("throughput-group", 10, "throughput-36", "Under DistributedDataParallel, compiled", "throughput:grouped", 180),
     Check("throughput-fp8", 10, "throughput-256", "fp8 teacher", "throughput:fp8_teacher"),
     *(
         Check(f"augmentation-{model}-{load}", 12, f"augmentation-{model}", f"{model}, augmentation load {load}", "augmentation:speeds",
-              120, {"model": model, "load": load})
+              120, {"model": model, "load": load}, "Images of 500 × 375 pixels, a random crop to 224, and the load")
         for model in MODELS
         for load in LOADS
     ),

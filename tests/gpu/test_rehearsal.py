@@ -29,6 +29,9 @@ SAME_LINES = (
 )
 """Checks that run no line which another one does not run."""
 
+MACHINE: dict[str, Any] = {"packages": {}, "commit": "abc", "date": "today", "command": "make gpu", "device": "a GPU", "beside": False}
+"""What an outcome says of where it was found."""
+
 ELSEWHERE = ("needs a GPU", "nvidia.dali is not installed", "not built: the kit has no fp8 teacher")
 """Why a check may not be made in a rehearsal."""
 
@@ -59,7 +62,8 @@ def test_every_check_runs_at_toy_sizes_up_to_its_first_line_for_a_gpu(parts, tmp
     text = (tmp_path / "gpu.md").read_text()
     assert "A rehearsal on the CPU" in text and str(ROOT) not in text
     for check in suite.CHECKS:
-        assert f"### {check.title}\n" in text
+        said = f"- {check.title}. **" if check.table else f"### {check.title}\n"
+        assert (said in text) == (check.name in found) != (f"- {check.title}: `python" in text)
     for columns in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         assert len({line.count("|") - line.count("\\|") for line in columns.splitlines()}) == 1, columns
 
@@ -97,8 +101,7 @@ def test_a_check_that_fails_leaves_the_others_and_is_on_the_page(tmp_path, monke
 
 
 def test_what_the_time_does_not_reach_is_said_to_be_not_checked(tmp_path):
-    machine = {"packages": {}, "commit": "abc", "date": "today", "command": "make gpu", "device": "a GPU"}
-    [first, *_] = suite.run_part("host", lambda folder: None, tmp_path, machine, minutes=0)
+    [first, *_] = suite.run_part("host", lambda folder: None, tmp_path, MACHINE, minutes=0)
     assert (first.status, first.reason) == ("not checked", "the part's 0 minutes were over")
     assert page.render({first.check: first}).count("**Not checked** because the part's 0 minutes were over.") == 1
 
@@ -107,7 +110,6 @@ def test_what_passed_before_of_this_commit_on_such_a_device_can_be_skipped(tmp_p
     names = ("holding", "not_holding", "elsewhere")
     checks = [Check(name, 1, "host", f"A check: {name}", f"test_rehearsal:{name}", seconds=5.0) for name in names]
     monkeypatch.setattr(suite, "CHECKS", checks)
-    machine = {"packages": {}, "commit": "abc", "date": "today", "command": "make gpu", "device": "a GPU"}
 
     def make_bench(folder: Path) -> SimpleNamespace:
         return SimpleNamespace(folder=folder)
@@ -115,19 +117,46 @@ def test_what_passed_before_of_this_commit_on_such_a_device_can_be_skipped(tmp_p
     def ran(described: dict[str, Any], **options: Any) -> list[str]:
         return [one.check for one in suite.run_part("host", make_bench, tmp_path, described, minutes=1, **options)]
 
-    assert ran(machine) == [*names]
-    assert ran(machine, skip_passed=True) == ["not_holding", "elsewhere"]
-    assert ran({**machine, "device": "another GPU"}, skip_passed=True) == [*names]
-    assert ran({**machine, "commit": "abd"}, skip_passed=True) == [*names]
-    assert ran(machine) == [*names], "what is not skipped is checked anew"
+    assert ran(MACHINE) == [*names]
+    assert ran(MACHINE, skip_passed=True) == ["not_holding", "elsewhere"]
+    assert ran({**MACHINE, "device": "another GPU"}, skip_passed=True) == [*names]
+    assert ran({**MACHINE, "commit": "abd"}, skip_passed=True) == [*names]
+    assert ran(MACHINE) == [*names], "what is not skipped is checked anew"
 
 
 def test_the_page_has_what_ran_before_and_what_did_not_run(tmp_path):
-    machine = {"packages": {"torch": "2"}, "commit": "abc", "date": "today", "command": "make gpu", "device": "a GPU"}
+    machine = {**MACHINE, "packages": {"torch": "2"}}
     outcomes.write(tmp_path, Outcome("stop-flag", "passed", "", 1.0, Result({"answered after, ms": 1.5}), machine))
     text = page.render(outcomes.read(tmp_path))
     assert "| answered after, ms | 1.5 |" in text and "rehearsal" not in text
-    assert "**Not run.** `python -m tests.gpu kernels --only compiled` runs it." in text
+    assert (
+        "**Not run:**\n\n- A ragged evaluation, then training: `python -m tests.gpu kernels --only compiled`\n" in text
+    )
+
+
+def test_the_page_of_this_repository_is_made_from_its_results():
+    found = outcomes.read(ROOT / "tests/gpu/results")
+    assert {*found} <= {check.name for check in suite.CHECKS}
+    assert (ROOT / "docs/results/gpu.md").read_text() == page.render(found)
+
+
+def test_the_page_says_of_which_checks_the_times_count(tmp_path):
+    for beside in (True, False):
+        described = {**MACHINE, "beside": beside}
+        text = page.render({"stop-flag": Outcome("stop-flag", "passed", "", 1.0, Result({"ms": 1.5}), described)})
+        assert (page.BESIDE in text) is beside
+
+
+def test_rows_of_one_kind_are_one_table_and_rows_without_a_problem_are_left_out():
+    rows = {
+        "throughput-36-eager": [{"batch": 36, "images/s": 500.0}],
+        "throughput-256-eager": [{"batch": 256, "images/s": 2000.0}],
+        "resume-one-rank": [{"optimizer": "adamw", "problem": ""}, {"optimizer": "sgd", "problem": "it differs"}],
+    }
+    found = {name: Outcome(name, "passed", "", 1.0, Result(rows=some), MACHINE) for name, some in rows.items()}
+    text = page.render(found)
+    assert "| 36 | 500 |\n| 256 | 2,000 |\n" in text and text.count("| batch | images/s |") == 1
+    assert "| sgd | it differs |" in text and "adamw" not in text
 
 
 def holding(bench: Any, result: Result) -> None:

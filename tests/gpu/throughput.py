@@ -9,34 +9,44 @@ import torch
 from training.engine.probe import RepeatedBatch
 from training.settings.distillation import TeacherCacheSettings
 from training.tasks.distillation import Distillation
+from training.tasks.segmentation import Segmentation
 from training.tasks.students import Student
 
 from tests.gpu.bench import Bench, Engine, seconds_a_step
 from tests.gpu.clocks import host_milliseconds
+from tests.gpu.groups import one_rank
 from tests.gpu.outcomes import NotChecked, Result
+
+MODES: dict[str, dict[str, Any]] = {
+    "eager": {"compile": False, "cuda_graphs": False},
+    "compiled": {"compile": True, "cuda_graphs": False},
+    "reduce-overhead": {"compile": True, "cuda_graphs": True},
+}
+"""By torch's name of the last: how the models run."""
 
 EPOCH = 32
 """Steps of an epoch; with a cache each one begins with a look at its records."""
+
+LEARNING, SAME = 20, 0.2
+"""Steps after which weights are compared, and how far they may be apart: AdamW turns a rounded sign of a tiny gradient into a whole step."""
 
 
 def distillation(bench: Bench, result: Result, *, batch: int, mode: str) -> None:
     """One batch over and over, so that no input side is in it.
 
     Args:
-        mode: eager, compiled, or reduce-overhead: compiled into CUDA graphs, which the kit has no setting for.
+        mode: of MODES.
     """
     sizes, size = bench.sizes, bench.sizes.throughput_batch or batch
-    compile_models = mode != "eager"
     settings = bench.settings(
         student=sizes.student.name,
         global_batch_size=size,
-        compile=compile_models,
-        compile_teacher=compile_models,
         num_workers=2,
         teacher_cache=TeacherCacheSettings(views=1),
+        **MODES[mode],
     )
-    with bench.compiling(**({"mode": mode} if mode == "reduce-overhead" else {})):
-        teacher = bench.teacher(sizes.teacher, compile=compile_models)
+    with bench.compiling():
+        teacher = bench.teacher(sizes.teacher, **MODES[mode])
         engine = bench.engine(settings, bench.noise(EPOCH * size), bench.model(sizes.student), teacher)
         pixels = torch.zeros(1, 3, sizes.image_size, sizes.image_size, dtype=torch.uint8)
         engine.run.arithmetic.count(pixels, [engine.state.counted], teacher.counted)
@@ -57,27 +67,77 @@ def distillation(bench: Bench, result: Result, *, batch: int, mode: str) -> None
     result.expect(len(about.get("gflop_an_image", ())) == 1, f"operations are counted ({about['why_no_mfu']})")
     if bench.is_gpu:
         peaks = ", ".join(f"{peak:g} in {name}" for name, peak in about.get("peak_tflops", {}).items())
-        result.figures |= {"peak, TFLOP/s": peaks or about["why_no_mfu"]}
+        result.figures |= {"peak of MFU, TFLOP/s": peaks or about["why_no_mfu"]}
         result.figures |= {"source of the peak": about["peak_source"]} if "peak_source" in about else {}
 
 
 def convolutions(bench: Bench, result: Result) -> None:
-    """A convolutional model on labels alone, with the algorithms that cuDNN takes by itself, and with those that it found to be the fastest."""
+    """A convolutional model on labels alone, with the algorithms that cuDNN takes by itself, and with those that it found to be the fastest;
+    then compiled."""
     sizes = bench.sizes
-    for timed in (False, True):
+    pixels = torch.zeros(1, 3, sizes.image_size, sizes.image_size, dtype=torch.uint8)
+    for mode, timed in (("eager", False), ("eager", True), ("compiled", False), ("reduce-overhead", False)):
         settings = bench.settings(
             student=sizes.encoder.name,
             hard_label_weight=1.0,
             global_batch_size=sizes.large_batch,
             cudnn_benchmark=timed,
+            **MODES[mode],
         )
-        engine = bench.engine(settings, bench.noise(EPOCH * sizes.large_batch), bench.model(sizes.encoder), None)
-        pixels = torch.zeros(1, 3, sizes.image_size, sizes.image_size, dtype=torch.uint8)
-        engine.run.arithmetic.count(pixels, [engine.state.counted])
-        engine.loaders = replace(engine.loaders, train=RepeatedBatch(engine.loaders.train))
-        row = _measured(bench, engine, sizes.large_batch, "eager", "labels alone")
+        torch.backends.cudnn.benchmark = timed
+        with bench.compiling():
+            engine = bench.engine(settings, bench.noise(EPOCH * sizes.large_batch), bench.model(sizes.encoder), None)
+            engine.run.arithmetic.count(pixels, [engine.state.counted])
+            engine.loaders = replace(engine.loaders, train=RepeatedBatch(engine.loaders.train))
+            row = _measured(bench, engine, sizes.large_batch, mode, "labels alone")
         result.rows.append({"cudnn_benchmark": timed, **row})
     bench.require_gpu("a comparison of speeds")
+
+
+def segmentation(bench: Bench, result: Result) -> None:
+    """A segmenter on masks alone."""
+    for mode, chosen in MODES.items():
+        settings = bench.segmentation_settings(**chosen)
+        size = settings.global_batch_size
+
+        def task(state: Any, run: Any, settings: Any = settings) -> Segmentation:
+            return Segmentation(state.trained, None, settings, bench.world(), run.timeline)
+
+        with bench.compiling():
+            model, data = bench.segmenter(bench.sizes.encoder), bench.masked_noise(EPOCH * size)
+            engine = bench.engine(settings, data, model, None, make_task=task)
+            engine.loaders = replace(engine.loaders, train=RepeatedBatch(engine.loaders.train))
+            result.rows.append(_measured(bench, engine, size, mode, "masks alone"))
+    bench.require_gpu("a comparison of speeds")
+
+
+def grouped(bench: Bench, result: Result) -> None:
+    """Distillation under DistributedDataParallel, by NCCL where there is a GPU: as it is, compiled, and as CUDA graphs, which must learn
+    the same."""
+    sizes, learned = bench.sizes, {}
+    with one_rank(bench) as world:
+        for mode, chosen in MODES.items():
+            settings = bench.settings(student=sizes.student.name, global_batch_size=2 * sizes.batch, **chosen)
+            with bench.compiling():
+                teacher = bench.teacher(sizes.student, **chosen)
+                data = bench.noise(EPOCH * 2 * sizes.batch)
+                engine = bench.engine(settings, data, bench.model(sizes.student), teacher, world=world)
+                engine.loaders = replace(engine.loaders, train=RepeatedBatch(engine.loaders.train))
+                steps = engine.steps()
+                for _ in range(LEARNING):
+                    next(steps)
+                steps.close()
+                bench.synchronize()
+                learned[mode] = torch.cat([value.detach().flatten() for value in engine.state.model.parameters()]).cpu()
+                result.rows.append(_measured(bench, engine, sizes.batch, mode, "online, DDP"))
+    start = torch.cat([value.detach().flatten() for value in bench.model(sizes.student).parameters()])
+    change = (learned["eager"] - start).norm()
+    graphs = float((learned["reduce-overhead"] - learned["compiled"]).norm() / change)
+    result.figures["CUDA graphs and compiled models differ by, as a share of what they changed"] = graphs
+    for mode in [*MODES][1:]:
+        off = float((learned[mode] - learned["eager"]).norm() / change)
+        result.figures[f"{mode}: off after {LEARNING} steps, as a share of what they changed"] = off
+        result.expect(off < SAME, f"{mode} learns what the models learn as they are")
 
 
 def fp8_teacher(bench: Bench, result: Result) -> None:
@@ -103,6 +163,9 @@ def _measured(bench: Bench, engine: Engine, batch: int, mode: str, logits: str) 
         "ms a step": seconds * 1000,
         "MFU": done.get("mfu"),
         "GFLOP an image": done["tflops"] * 1000 * seconds / size if done else None,
-        "peak memory, GiB": torch.cuda.max_memory_allocated(bench.device) / 2**30 if bench.is_gpu else None,
+        # the memory of CUDA graphs is not among what the allocator counts here
+        "peak memory, GiB": torch.cuda.max_memory_allocated(bench.device) / 2**30
+        if bench.is_gpu and mode != "reduce-overhead"
+        else None,
         "first step, s": first / 1000,
     }
