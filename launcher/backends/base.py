@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
@@ -76,21 +77,25 @@ class Backend(Starter, ABC):
     """How a script gets a {module} that is missing, where one fails without it."""
     plan_class: ClassVar[type[Plan]] = Plan
 
-    def plan(self, job: Job) -> Plan:
+    def plan(self, job: Job, source: Path | None = None) -> Plan:
         """Plan a job in full. It writes nothing, starts nothing, and uses no network.
+
+        Args:
+            source: the code, where it lies elsewhere than the job says.
 
         Returns:
             A Plan. Its `issues` hold everything that validation found, errors too.
         """
         now = datetime.now(timezone.utc)
         name = run_name(job.name, now)
-        source = source_folder(job)
+        source = source or source_folder(job)
         places, issues = validation.places(job)
         files, file_issues = source_files(source) if source.is_dir() else ([], [])
-        files = self.source_files(job, files)
         not_observed = python_start.why_not_observed(job, files)
-        secrets = self.secrets_read_by_the_job(job)
-        files = python_start.with_python_start(files, observe=not not_observed, secrets=secrets)
+        if files:
+            files = self.source_files(job, files)
+            secrets = self.secrets_read_by_the_job(job)
+            files = python_start.with_python_start(files, observe=not not_observed, secrets=secrets)
         issues += file_issues
         issues += validation.check(job, source, files, self.world_size(job))
         issues += self.check(job, source, files)
@@ -186,7 +191,14 @@ class Backend(Starter, ABC):
 
         Args:
             places: channel -> file or folder, for channels on this machine.
+
+        Raises:
+            UserError: an earlier run's model is in S3 only.
         """
+        of_runs = {name: Path(places[name]) for name, given in job.inputs.items() if given.run and name in places}
+        missing = [_in_s3_only(name, model) for name, model in of_runs.items() if not model.exists()]
+        if missing:
+            raise UserError(missing)
         return places, ()
 
     def secrets_read_by_the_job(self, job: Job) -> dict[str, dict[str, str]]:
@@ -246,3 +258,13 @@ class Backend(Starter, ABC):
             UserError: the backend uploads nothing, or AWS refuses.
         """
         raise mistake("--on", f"a plan for {self.name} uploads nothing", "use plan(job, on='aws')")
+
+
+def _in_s3_only(channel: str, model: Path) -> Issue:
+    """What is wrong with a channel that names an earlier run whose model was not fetched."""
+    run = RunFolder(model.parent)
+    address = str(run.read(run.outcome).get("model_uri"))
+    fix = f"aws s3 cp {address} {shlex.quote(str(model))}"
+    if not address.endswith(".tar.gz"):
+        fix = f"aws s3 cp --recursive {address} FOLDER, and write {{folder: FOLDER}}"
+    return Issue(key=f"inputs.{channel}", found=f"the model of {run.name} is in S3 only: {address}", fix=fix)

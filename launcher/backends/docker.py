@@ -7,6 +7,7 @@ one model folder among hosts.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -282,10 +283,11 @@ def gpus(job: Job) -> tuple[tuple[str, ...], ...]:
 
 
 def sweep() -> None:
-    """Remove the containers and networks of runs whose supervisor and janitor were both killed."""
+    """Remove the containers and networks of own runs whose supervisor and janitor were both killed."""
     for run, folder in docker_containers.runs().items():
-        if folder.is_dir() and not records.RunFolder(folder).supervisor_lives():
-            docker_containers.remove(run)
+        with contextlib.suppress(OSError):  # the engine has other people's runs too, in folders that are closed to us
+            if os.stat(folder).st_uid == os.getuid() and not records.RunFolder(folder).supervisor_lives():
+                docker_containers.remove(run)
 
 
 def explain(output: str) -> str:

@@ -9,6 +9,7 @@ this happens however the supervisor ends. The file runs by its path and imports 
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -81,7 +82,7 @@ class Container:
         elif state["OOMKilled"]:
             self.trouble = "a process was killed: the host reached its limit of memory; raise compute.memory_gb"
         code = state["ExitCode"] or (self.client.returncode if state["Status"] == "created" else 0)
-        return 128 - code if code > 128 else code
+        return 128 - code if 128 < code <= 128 + signal.SIGRTMAX else code  # a shell's way to say by which signal
 
 
 def janitor(run: str) -> subprocess.Popen[bytes]:

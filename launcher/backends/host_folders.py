@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +25,24 @@ LARGEST_SEARCHED = 2**20
 """Bytes of a source file that is searched for it: a larger one is data."""
 
 
-def lay_out(plan: Plan, host: HostPlan, folder: records.RunFolder, *, interface: str) -> None:
+def lay_out(
+    plan: Plan, host: HostPlan, folder: records.RunFolder, *, interface: str, left_out: Collection[str] = ()
+) -> None:
     """Write a host's /opt/ml without its channels.
 
     Args:
         interface: the script's network interface.
+        left_out: source files, by their paths, that stay in the record alone.
     """
     base = folder.host(host.name)
     for place in ("code", "model", "output/data", "input/data", "input/config", "checkpoints"):
         (base / place).mkdir(parents=True)
-    copy_files(list(plan.files), base / "code")
+    copy_files([file for file in plan.files if file.path not in left_out], base / "code")
     if plan.resumes is not None:
-        earlier = records.RunFolder(records.store() / plan.resumes).host(host.name) / "checkpoints"
+        earlier = records.RunFolder(records.store() / plan.resumes).checkpoints(host.name)
         if earlier.is_dir():  # copied, not linked: a script may change its files in place
-            shutil.copytree(earlier, base / "checkpoints", dirs_exist_ok=True, ignore_dangling_symlinks=True)
+            there = folder.checkpoints(host.name)
+            shutil.copytree(earlier, there, dirs_exist_ok=True, ignore_dangling_symlinks=True)
     for name, text in config_files(plan, host, interface).items():
         records.write_atomically(base / "input/config" / name, text, durable=False)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import platform
 import random
@@ -118,7 +119,12 @@ def gpus() -> tuple[str, ...]:
     listing = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True).stdout
     indices = tuple(str(index) for index, line in enumerate(listing.splitlines()) if line.startswith("GPU "))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return indices if visible is None else tuple(name for name in visible.split(",") if name.strip())
+    if visible is None:
+        return indices
+    named = [name.strip() for name in visible.split(",")]
+    # as CUDA reads it: up to the first name of none (CUDA C++ programming guide, "CUDA Environment Variables")
+    known = itertools.takewhile(lambda name: name in indices or name.startswith(("GPU-", "MIG-")), named)
+    return tuple(known)
 
 
 def visible_gpus(gpus: tuple[str, ...], rank: int | None, count: int, processes: int) -> dict[str, str]:

@@ -12,7 +12,7 @@ from launcher.config.loading import load
 from launcher.planner.plan import Plan, refuse_errors
 
 
-def plan(job: Job, *, on: str = backends.DEFAULT) -> Plan:
+def plan(job: Job, *, on: str = backends.DEFAULT, source: Path | None = None) -> Plan:
     """Plan a job in full. It writes nothing, starts nothing, and uses no network.
 
     >>> plan = launcher.plan(launcher.load("configs/kt_food_tag.yaml"), on="aws")
@@ -22,6 +22,7 @@ def plan(job: Job, *, on: str = backends.DEFAULT) -> Plan:
     Args:
         job: what to run.
         on: the backend's name.
+        source: the code, where it lies elsewhere than the job says, as that of a recorded run. None: there.
 
     Returns:
         A Plan. Its `issues` hold everything that validation found, errors too.
@@ -29,7 +30,7 @@ def plan(job: Job, *, on: str = backends.DEFAULT) -> Plan:
     Raises:
         UserError: no such backend.
     """
-    return backends.get(on).plan(job)
+    return backends.get(on).plan(job, source)
 
 
 def check(planned: Plan) -> Plan:

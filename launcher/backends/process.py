@@ -19,7 +19,7 @@ from launcher.planner.source_package import SourceFile
 from launcher.record import disk, records
 
 REQUIREMENTS = "requirements.txt"
-"""Excluded: the toolkit would install these packages into the user's own environment."""
+"""Left out of a host's code: the toolkit would install these packages into the user's own environment."""
 
 NEEDED = {
     "sagemaker_training": "sagemaker-training",
@@ -119,8 +119,8 @@ class Process(Backend):
         return issues
 
     def source_files(self, job: Job, files: list[SourceFile]) -> list[SourceFile]:
-        """The source files without requirements.txt."""
-        return [file for file in files if file.path != REQUIREMENTS]
+        """All of them: a replay elsewhere needs the requirements.txt that `start` leaves out."""
+        return files
 
     def world_size(self, job: Job) -> int:
         """Training processes on all hosts."""
@@ -172,7 +172,7 @@ class Process(Backend):
     def start(self, plan: Plan, folder: records.RunFolder, lock: int, lifeline: int | None) -> None:
         """Write the hosts' /opt/ml folders and start the supervisor."""
         for host in plan.hosts:
-            host_folders.lay_out(plan, host, folder, interface="lo")
+            host_folders.lay_out(plan, host, folder, interface="lo", left_out={REQUIREMENTS})
             for channel, place in plan.channels_of(host).items():
                 host_folders.show_channel(folder.host(host.name) / "input/data" / channel, Path(place))
         supervision.start_supervisor("launcher.backends.supervisor", plan, folder, lock, lifeline)

@@ -205,9 +205,8 @@ def first_failure(folder: records.RunFolder, exit_codes: dict[str, int | None]) 
     if files:
         return files[0].parents[3].name, files[0].read_text(encoding="utf-8", errors="replace")
     if failed:
-        code = exit_codes[failed[0]] or 0
-        why = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-        return failed[0], f"the toolkit on {failed[0]} {why} and left no failure file"
+        ended = failures.how_it_ended(exit_codes[failed[0]] or 0)
+        return failed[0], f"the toolkit on {failed[0]} left no failure file ({ended})"
     return "", "no host was started"
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from launcher import backends
 from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE
+from launcher.commands.main import command_line
 from launcher.commands.parser import commands_of, every_command
 from launcher.config import builtin_configs
 
@@ -101,7 +102,7 @@ def add(to: arguments.Add) -> None:
 
 
 def carry_out(options: argparse.Namespace) -> int:
-    print(script(options.shell, options.within), end="")
+    print(script(options.shell, command_line()), end="")
     return DONE
 
 

@@ -4,45 +4,14 @@ from __future__ import annotations
 
 import argparse
 import errno
+import importlib
 import io
+import keyword
 import os
 import sys
 from collections.abc import Sequence
 from typing import TextIO
 
-from launcher.commands import (
-    attach,
-    compare,
-    completion,
-    defaults,
-    diagnose,
-    diff,
-    doctor,
-    drill,
-    emulate,
-    explain,
-    import_,
-    init,
-    label,
-    labels,
-    logs,
-    plan,
-    prepare,
-    profile,
-    prune,
-    replay,
-    resume,
-    rm,
-    run,
-    runs,
-    schema,
-    show,
-    stop,
-    study,
-    tune,
-    watch,
-    weights,
-)
 from launcher.commands.exit_codes import DONE, INTERRUPTED, USER_ERROR
 from launcher.commands.options import adding_to
 from launcher.commands.parser import Parser, ShowVersion, in_groups
@@ -51,14 +20,14 @@ from launcher.show.severity import coloured
 from launcher.show.terminal import Terminal
 
 GROUPS = {
-    "Start here": (init, import_, defaults, explain, prepare, weights),
-    "Plan and run": (plan, run, watch, attach, stop, resume, replay),
-    "Look at runs": (runs, show, logs, compare, diff, rm, prune),
-    "Keep a teacher's answers": (label, labels),
-    "Make it faster": (diagnose, tune, study, profile, drill),
-    "The machine and its tools": (doctor, emulate, schema, completion),
+    "Start here": ("init", "import", "defaults", "explain", "prepare", "weights"),
+    "Plan and run": ("plan", "run", "watch", "attach", "stop", "resume", "replay"),
+    "Look at runs": ("runs", "show", "logs", "compare", "diff", "rm", "prune"),
+    "Keep a teacher's answers": ("label", "labels"),
+    "Make it faster": ("diagnose", "tune", "study", "profile", "drill"),
+    "The machine and its tools": ("doctor", "emulate", "schema", "completion"),
 }
-"""The commands as the help lists them: title -> modules, each called as its command."""
+"""The commands as the help lists them: title -> names. Each has a module of its name."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -86,18 +55,18 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def read(words: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments of a command. `command` of the result is its name, as in `study scaling`. Exits with 2 on a mistake."""
-    parser = command_line()
     words = list(words)
+    ours, behind = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
+    parser = command_line(ours)
     if not words:
         parser.print_help()
         parser.exit()
-    ours, behind = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
     options, more = parser.parse_known_args(ours)
     options.behind = behind
     if behind and options.command not in ("emulate", "tune", "watch"):
         parser.error("only `launcher watch`, `launcher tune` and `launcher emulate` take a command after --")
     if more and hasattr(options, "overrides") and not any(word.startswith("-") for word in more):
-        options.overrides += more  # argparse accepts key=value words only before the first option
+        options.overrides = [*options.overrides, *more]  # argparse accepts key=value words only before the first option
     elif more:
         names = [word.partition("=")[0] for word in more if word.startswith("-")]  # what follows may be a password
         fix = options.parser.unknown_options(names)
@@ -107,8 +76,13 @@ def read(words: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def command_line() -> Parser:
-    """The parser of the whole command line."""
+def command_line(words: Sequence[str] = ()) -> Parser:
+    """The parser of the command line.
+
+    Args:
+        words: where they begin with a command's name, or with --debug and it, the parser has that command alone: the others' modules, a
+            third of the time of a plan, are not loaded. Else it has all commands.
+    """
     parser = Parser(
         prog="launcher",
         usage="launcher [--version] [--debug] COMMAND …",
@@ -118,12 +92,12 @@ def command_line() -> Parser:
     parser.add_argument("--version", action=ShowVersion, nargs=0, help="print the version and exit")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     to = adding_to(parser, "COMMAND", help=argparse.SUPPRESS)  # the epilog lists them
-    for command in (command for commands in GROUPS.values() for command in commands):
-        command.add(to)
-    names = {
-        title: [one.__name__.rpartition(".")[2].rstrip("_") for one in commands] for title, commands in GROUPS.items()
-    }
-    parser.epilog = in_groups(parser, names) + "\n\nlauncher COMMAND --help says more of each."
+    names = [name for group in GROUPS.values() for name in group]
+    named = next((word for word in words if word != "--debug"), "")
+    for name in [named] if named in names else names:
+        importlib.import_module(f"launcher.commands.{name}{'_' * keyword.iskeyword(name)}").add(to)
+    if named not in names:
+        parser.epilog = in_groups(parser, GROUPS) + "\n\nlauncher COMMAND --help says more of each."
     return parser
 
 

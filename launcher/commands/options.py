@@ -20,12 +20,12 @@ Add = Callable[[str, str, CarryOut | None], argparse.ArgumentParser]
 
 def adding_to(parser: argparse.ArgumentParser, metavar: str, prefix: str = "", help: str | None = None) -> Add:
     """A function that adds commands to a parser. Each has --debug; its options say its name in `command`, as `study scaling`, and hold its
-    parser in `parser` and the one it was added to in `within`."""
+    parser in `parser`."""
     commands = parser.add_subparsers(required=True, metavar=metavar, help=help, prog=parser.prog)
 
     def add(name: str, help: str, carry_out: CarryOut | None) -> argparse.ArgumentParser:
         made = commands.add_parser(name, help=help, description=help)
-        made.set_defaults(command=prefix + name, carry_out=carry_out, parser=made, within=parser)
+        made.set_defaults(command=prefix + name, carry_out=carry_out, parser=made)
         made.add_argument(
             "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
         )
@@ -51,7 +51,11 @@ def yes(made: argparse.ArgumentParser) -> None:
 
 def overrides(made: argparse.ArgumentParser) -> None:
     made.add_argument(
-        "overrides", metavar="KEY=VALUE", nargs="*", help="override a key, for example hyperparameters.epochs=1"
+        "overrides",
+        metavar="KEY=VALUE",
+        nargs="*",
+        default=[],  # else argparse calls them required
+        help="override a key, for example hyperparameters.epochs=1",
     )
 
 

@@ -29,7 +29,8 @@ def add(to: arguments.Add) -> None:
 
 
 def carry_out(options: argparse.Namespace) -> int:
-    before = f"{datetime.now(timezone.utc) - _age(options.older_than):%Y%m%d-%H%M%S}"
+    day = datetime.now(timezone.utc) - _age(options.older_than)
+    before = f"{day.year:04}{day:%m%d-%H%M%S}"  # %Y alone has no leading zeros
     wanted = options.state or [records.COMPLETED, records.STOPPED]
     runs = records.all_runs()
     used = removal.in_use(runs)

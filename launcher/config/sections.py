@@ -25,7 +25,7 @@ A_PROFILE_NAME = "letters, digits, hyphens and underscores, 64 at most"
 class Part(BaseModel):
     """A section of a job: frozen, with no unknown keys and no conversion between types."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
 
 class InstanceGroup(Part):
@@ -68,8 +68,8 @@ class Compute(Part):
     processes_per_host: int | None = Field(
         None, ge=1, le=1024, description="a whole number from 1 to 1024, or null", examples=[2]
     )
-    """Training processes on each host of this machine. null: one for each GPU, or one without GPUs. SageMaker always starts one for
-    each GPU."""
+    """Training processes on each host of this machine. null: one for each GPU, or one without GPUs. On SageMaker it counts with
+    torchrun, and is at most one for each GPU."""
     volume_gb: int = Field(30, ge=1, le=16384, description="GB, a whole number from 1 to 16384", examples=[500])
     """Disk of each host in GB, for data, code, model and checkpoints. 30 is the default of SageMaker's SDK. An EBS volume has at most
     16 TiB: https://docs.aws.amazon.com/ebs/latest/userguide/volume_constraints.html"""

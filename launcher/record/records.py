@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
@@ -22,6 +22,10 @@ from launcher.config import yaml_file
 from launcher.config.issues import Issue, UserError, did_you_mean, mistake
 from launcher.record import disk, trust
 from launcher.record.shapes import complaint, shape, utc
+
+OPT_ML = PurePosixPath("/opt/ml")
+CHECKPOINTS = OPT_ML / "checkpoints"
+"""Where a script keeps checkpoints unless its job says otherwise."""
 
 # SageMaker's own words: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_DescribeTrainingJob.html (TrainingJobStatus)
 IN_PROGRESS, STOPPING, COMPLETED, FAILED, STOPPED = "InProgress", "Stopping", "Completed", "Failed", "Stopped"
@@ -239,7 +243,18 @@ class RunFolder:
 
     def left_checkpoints(self) -> bool:
         """Whether any host left a checkpoint in this folder."""
-        return any(self.path.glob("hosts/*/opt/ml/checkpoints/*"))
+        hosts = _folders(self.path / "hosts")
+        return any(any(place.iterdir()) for host in hosts if (place := self.checkpoints(host)).is_dir())
+
+    def checkpoints(self, host: str) -> Path:
+        """A host's folder of checkpoints: below its /opt/ml, as the job's `checkpoints.path` says."""
+        kept: dict[str, Any] = {}
+        with contextlib.suppress(DamagedRecord):
+            kept = self.read_job().get("checkpoints") or {}
+        inside = PurePosixPath(kept.get("path") or CHECKPOINTS)
+        if not inside.is_relative_to(OPT_ML) or ".." in inside.parts:
+            inside = CHECKPOINTS
+        return self.host(host) / inside.relative_to(OPT_ML)
 
     def artifacts(self, hosts: Sequence[str]) -> dict[str, Path]:
         """The files and folders that exist, by name: model, metrics; and for each host output, checkpoints, log."""
@@ -247,7 +262,7 @@ class RunFolder:
         for host in hosts:
             places |= {
                 f"output {host}": self.host(host) / "output/data",
-                f"checkpoints {host}": self.host(host) / "checkpoints",
+                f"checkpoints {host}": self.checkpoints(host),
                 f"log {host}": self.log(host),
             }
         return {

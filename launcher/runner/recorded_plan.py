@@ -26,7 +26,9 @@ def plan_again(folder: records.RunFolder, overrides: Sequence[str], on: str | No
     if (why_not := backends.starter(recorded).why_not_planned_again(folder)) is not None:
         raise UserError([why_not])
     values = folder.read_job()
-    values["source"] = str(folder.code)
+    # without one the code is a copy of this kit's, with all that is known of its scripts
+    if values.get("source") is not None:
+        values["source"] = str(folder.code)
     values.pop("study", None)  # what a study varies is no part of one run's job
     changed, problems = yaml_file.override(yaml_file.Config(str(folder.job), values), overrides)
     if changed.values.get("profile") != values.get("profile"):
@@ -34,5 +36,5 @@ def plan_again(folder: records.RunFolder, overrides: Sequence[str], on: str | No
         problems.append(Issue(key="profile", found=found, fix="override these keys: role=… region=… output=…"))
     if problems:
         raise UserError(problems, str(folder.job))
-    made = plan(from_record(changed.values, str(folder.job)), on=on or recorded)
+    made = plan(from_record(changed.values, str(folder.job)), on=on or recorded, source=folder.code)
     return replace(made, replay_of=folder.name)

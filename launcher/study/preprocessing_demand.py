@@ -24,5 +24,8 @@ def demands(cells: Sequence[Cell], job: Job) -> dict[str, dict[str, Demand]]:
     """What each model takes of images of the size at which input was measured, by GPU."""
     gpu = next((row["gpu"] for cell in cells for row in cell.rows if row["gpu"]), None)
     here = gpu is not None and input_size(job) == image_size(job)
-    alone = {cell.model: cell.alone.median if here and cell.alone is not None else None for cell in cells}
+    alone = {
+        cell.model: cell.alone.median / int(cell.rows[0]["world_size"]) if here and cell.alone is not None else None
+        for cell in cells
+    }
     return {model: demands_of(model, input_size(job), speed, gpu) for model, speed in alone.items()}

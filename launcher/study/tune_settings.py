@@ -36,6 +36,7 @@ RULES = {
     ),
     "compile": Rule(False, "fused kernels add up in another order"),
     "compile_teacher": Rule(False, "fused kernels add up in another order"),
+    "cuda_graphs": Rule(False, "what is compiled may be compiled otherwise, and add up in another order"),
     "channels_last": Rule(False, "other kernels add up in another order"),
     "cudnn_benchmark": Rule(False, "other kernels may be chosen in each run, and add up in another order"),
     "gradient_compression": Rule(False, "gradients are exchanged with fewer bits"),

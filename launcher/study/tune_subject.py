@@ -177,7 +177,8 @@ class JobSubject(Subject):
         kind = evidence.settings.get("worker_type")
         if kind not in ("threads", "processes", "loader"):  # auto
             kind = "processes" if evidence.on_gpu else "threads"
-        beside_a_gpu = {"processes": "loader", "loader": "processes", "threads": "processes"}  # no lock that launching needs
+        # beside a GPU none that takes the lock which launching needs
+        beside_a_gpu = {"processes": "loader", "loader": "processes", "threads": "processes"}
         beside_the_cpu = {"processes": "threads", "loader": "threads", "threads": "processes"}
         return {"worker_type": (beside_a_gpu if evidence.on_gpu else beside_the_cpu)[kind]}
 

@@ -33,12 +33,12 @@ BATCH = Assumption(36, "36 images a GPU: weak scaling, the global batch grows", 
 ONLINE = Assumption(
     151e9 / (0.33 * 312e12),
     "1.47 ms an image on an A100: 151 GFLOP (ViT-L/16 forward, ViT-S/16 forward and backward) at an MFU of 33 % in bf16",
-    "an estimate; `make gpu` measures it",
+    "an estimate; an H100 reached 33 % at 36 images with CUDA graphs, 8 % without: docs/results/gpu.md",
 )
 CACHED = Assumption(
     28e9 / (0.229 * 312e12),
     "0.39 ms an image with a filled label bank: 28 GFLOP (ViT-S/16 alone) at 22.9 %",
-    "nvSubquadratic's MFU of a ViT-5-S on one H100 with synthetic data; that an A100 reaches it is assumed",
+    "nvSubquadratic's MFU of a ViT-5-S on one H100 with synthetic data; ours reached 11 % at 36 images and 21 % at 256; an A100's is assumed",
 )
 PARAMETERS = Assumption(
     22.05e6, "22.05 million parameters, exchanged in fp32: 88 MB a step", "timm's vit_small_patch16_224"

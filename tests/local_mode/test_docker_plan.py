@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import psutil
 import pytest
 
 import launcher
-from launcher.backends import compose, docker
+from launcher.backends import compose, docker, docker_containers
 from launcher.config.sections import Input
 from tests.conftest import ROOT
 from tests.local_mode import sdk
@@ -208,3 +209,32 @@ def hyperparameters(plan: launcher.Plan, handed_over: sdk.HandedOver) -> dict[st
     assert handed_over.hyperparameters is not None
     own = {"sagemaker_submit_directory": compose.CODE, "sagemaker_program": plan.job.script}
     return handed_over.hyperparameters | {name: json.dumps(value) for name, value in own.items()}
+
+
+@pytest.mark.parametrize(("status", "code"), [(0, 0), (2, 2), (137, -9), (192, -64), (193, 193), (255, 255)])
+def test_a_containers_status_is_a_signal_up_to_the_last_one(monkeypatch, tmp_path, status, code):
+    state = {"Running": False, "Error": "", "OOMKilled": False, "Status": "exited", "ExitCode": status}
+    answer = subprocess.CompletedProcess("docker", 0, json.dumps(state), "")
+    monkeypatch.setattr(docker_containers.subprocess, "run", lambda *_, **__: answer)
+    container = docker_containers.Container.__new__(docker_containers.Container)
+    container.name, container.trouble = "run-algo-1", ""
+    assert container._end() == code
+
+
+@pytest.mark.parametrize(("uid", "swept"), [(os.getuid(), ["ours"]), (54321, [])])
+def test_containers_of_other_people_are_left_alone(monkeypatch, tmp_path, uid, swept):
+    removed: list[str] = []
+    (tmp_path / "ours").mkdir()
+    runs = {"ours": tmp_path / "ours", "gone": tmp_path / "gone", "closed": Closed(tmp_path / "closed")}
+    monkeypatch.setattr(docker_containers, "runs", lambda: runs)
+    monkeypatch.setattr(docker_containers, "remove", removed.append)
+    monkeypatch.setattr(docker.os, "getuid", lambda: uid)
+    docker.sweep()
+    assert removed == swept
+
+
+class Closed(type(Path())):
+    """A folder below one that may not be searched."""
+
+    def __fspath__(self) -> str:
+        raise PermissionError(13, "Permission denied")

@@ -30,7 +30,14 @@ def preprocessing_row(
         "repeat": repeat,
         "epoch_seconds": seconds,
     }
-    values |= {"images_per_second": 9469 / seconds, "training_images": 9469, "data_wait_share": 0.5, "run": "r", **more}
+    values |= {
+        "world_size": 1,
+        "images_per_second": 9469 / seconds,
+        "training_images": 9469,
+        "data_wait_share": 0.5,
+        "run": "r",
+        **more,
+    }
     return {name: str(values.get(name, "")) for name in (*PreprocessingQuestion.keys, *PREPROCESSING_MEASURED, "run")}
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pytest
 
 import launcher
 from launcher.config.job import StudySection
 from launcher.show.spread import Spread
-from launcher.study import sizing
+from launcher.study import preprocessing_demand, sizing
 from launcher.study.preprocessing_cells import COMPUTE_BOUND, INPUT_BOUND, PARTLY, Cell, cells, improvement
 from launcher.study.preprocessing_measures import measure, percentile
 from launcher.study.preprocessing_question import PIPELINES, PreprocessingQuestion
@@ -278,3 +279,13 @@ def test_the_posts_table_is_the_posts():
         (model, load, *pair) for model, by_load in sizing.post()["models"].items() for load, pair in by_load.items()
     ]
     assert len(rows) == 12 and ("resnet50", 8, 81.22, 46.29) in rows and ("resnet152", 12, 173.18, 114.38) in rows
+
+
+@pytest.mark.parametrize("processes", [1, 4])
+def test_a_models_speed_is_that_of_one_gpu(processes):
+    measured = {"gpu": "NVIDIA A10G", "gpu_memory_gib": 22.0, "gpu_used_gib": 4.5, "world_size": processes}
+    rows = [row("resnet18", part, "1" if part else "", 1, 1.0, **measured) for part in ("cpu", "")]
+    grid = StudySection(models=["resnet18"], loads=[1], pipelines=["cpu"], repeats=1)
+    found = PreprocessingStudy(JOB, "process", Path("x.csv"), grid, rows)
+    demands = preprocessing_demand.demands(found.cells, JOB)["resnet18"]
+    assert [round(one.images_per_second) for one in demands.values() if one.source == "measured"] == [9469 // processes]

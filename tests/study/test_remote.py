@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 import launcher
+from launcher.aws import prices
 from launcher.backends.process import Process
 from launcher.commands import main
 from launcher.config.job import Job, StudySection
@@ -150,8 +151,9 @@ PRICES = {SMALLER: 1.5, LARGER: 2.0, SERVING: 0.9}
 
 @pytest.fixture
 def priced(tmp_path, monkeypatch):
-    """Makes AWS's price list as it was last read."""
+    """Makes AWS's price list as it was last read; no other price is known."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(prices, "_packaged", dict)
     for name in [name for name in os.environ if name.startswith("AWS_ENDPOINT_URL")]:
         monkeypatch.delenv(name)
 
