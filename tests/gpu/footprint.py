@@ -108,7 +108,7 @@ def _compare(bench: Bench, result: Result, engine: Engine, kept: memory.Footprin
         "workspace, MiB": now.workspace / 2**20,
     }
     steps = engine.steps()
-    next(steps)  # sets up the optimizer's state, and may hold more for a moment, probably for algorithms that cuDNN tries
+    next(steps)  # sets up the optimizer's state
     bench.synchronize()
     if bench.is_gpu:
         torch.cuda.reset_peak_memory_stats(bench.device)

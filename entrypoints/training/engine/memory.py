@@ -290,8 +290,7 @@ def as_tried(
     """A GPU's footprints, corrected by two steps of few images that are really made.
 
     What a forward pass keeps is not all: the loss, the gradients of activations and the kernels' workspaces come on top. On an H100 a
-    segmenter's forward pass kept 249 MiB an image, and its step held 315; a ViT-S's 31.8 and 32.1 (docs/results/gpu.md). A first step
-    may hold far more for a moment, probably for algorithms that cuDNN tries, so it is not the one that counts.
+    segmenter's forward pass kept 249 MiB an image, and its step held 315; a ViT-S's 31.8 and 32.1 (docs/results/gpu.md).
 
     Args:
         now, without: as `measure` gives them; they stay so where the few images do not fit, or a loss of relations grows otherwise.
@@ -301,7 +300,7 @@ def as_tried(
     kept = max(now.activations, now.teacher_activations)
     if more < 2 * few or not kept or now.pairs or now.triples:
         return now, dict(without)
-    of_few, of_more = ([trial.held(size) for _ in range(2)][-1] for size in (few, more))
+    of_few, of_more = trial.held(few), trial.held(more)
     if of_few is None or of_more is None:
         return now, dict(without)
     an_image = max(kept, (of_more - of_few) / (more - few))
@@ -371,20 +370,22 @@ def when_full(size: int, share: int, predicted: float, space: int, settings: Tra
 
 
 def _kept(function: Callable[[int], Any], images: int) -> int:
-    """Bytes of the distinct storages that autograd saves in a function of N images; parameters are counted elsewhere."""
-    storages: dict[int, int] = {}
+    """Bytes of the distinct storages that autograd saves in a function of N images; parameters are counted elsewhere.
 
-    def note(tensor: torch.Tensor) -> torch.Tensor:
+    Nothing stays behind. Were the tensors themselves kept in place of what autograd saves, those that a function saves of its own
+    output would keep it alive for ever, and it them (https://docs.pytorch.org/docs/stable/autograd.html#torch.autograd.graph.saved_tensors_hooks):
+    on an H100 4.2 GiB of a segmenter.
+    """
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def note(tensor: torch.Tensor) -> None:
         if not (tensor.is_leaf and tensor.requires_grad):
             storage = tensor.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
-        return tensor
+            storages[storage.data_ptr()] = storage  # alive until all are counted, so that no two have one address
 
-    # what autograd keeps stays alive as long as the output, so that no two storages have one address
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        output = function(images)
-    del output
-    return sum(storages.values())
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda _: None):
+        function(images)
+    return sum(storage.nbytes() for storage in storages.values())
 
 
 def _size(count: float) -> str:
