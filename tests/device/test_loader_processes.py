@@ -1,4 +1,4 @@
-"""A loader process beside a GPU: its ring is pinned in place, and a slot is written to again only when the device has fetched from it."""
+"""Loader processes beside a GPU: their ring is pinned in place, and a slot is written to again only when the device has fetched from it."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import ClassVar
 
 import pytest
 import torch
-from training.data.loader_process import OF_A_GPU, SLOTS, LoaderProcess
+from training.data.loader_processes import OF_A_GPU, LoaderProcesses
 from training.data.loaders import collate_items
 from training.data.threads import AHEAD
 from training.runtime import accelerator
 
 from tests.device.stand_in import no_synchronisation
 from tests.device.stand_in.pinned import Runtime
-from tests.entrypoints.test_loader_process import Numbers, batches_of
+from tests.entrypoints.test_loader_processes import Numbers, batches_of
 
 COUNT = 40
 
 
-def loader(gpu: torch.device, *, lends: bool = True) -> LoaderProcess:
-    return LoaderProcess(Numbers(), batches_of(*[4] * COUNT), collate_items, 2, pin_for=gpu, lends=lends)
+def loader(gpu: torch.device, *, lends: bool = True) -> LoaderProcesses:
+    return LoaderProcesses(Numbers(), batches_of(*[4] * COUNT), collate_items, 2, pin_for=gpu, lends=lends)
 
 
 def test_every_batch_is_pinned_and_the_ring_as_long_as_it_is_there(gpu):
@@ -37,7 +37,7 @@ def test_every_batch_is_pinned_and_the_ring_as_long_as_it_is_there(gpu):
 
 
 def test_a_batch_that_is_larger_than_a_slot_is_pinned_too(gpu):
-    made = LoaderProcess(Numbers(), batches_of(2, 2, 2, 2, 40, 2), collate_items, 2, pin_for=gpu, lends=True)
+    made = LoaderProcesses(Numbers(), batches_of(2, 2, 2, 2, 40, 2), collate_items, 2, pin_for=gpu, lends=True)
     found = [(len(images), images.is_pinned() and labels.is_pinned()) for images, labels in made]
     assert found == [(2, True)] * 4 + [(40, True), (2, True)]
 
@@ -86,7 +86,7 @@ def test_no_slot_is_written_to_that_a_late_device_has_yet_to_fetch(gpu, monkeypa
         time.sleep(0.002)
         yet_to_fetch = copied[len(Behind.reached) :]  # events are reached in their order
         assert [int(images[0, 0, 0, 0]) for images, _ in yet_to_fetch] == [value for _, value in yet_to_fetch]
-    slots = SLOTS + OF_A_GPU
+    slots = AHEAD + 1 + OF_A_GPU
     assert len(copied) - slots <= len(Behind.reached) < len(copied)
     assert len({images.data_ptr() for images, _ in copied}) == slots
 

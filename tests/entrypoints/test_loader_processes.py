@@ -1,4 +1,4 @@
-"""A loader process: the batches of a DataLoader in shared memory, none of them overwritten while it is used, and no process left over."""
+"""Loader processes: the batches of a DataLoader in shared memory, none of them overwritten while it is used, and no process left over."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ import numpy as np
 import pytest
 import torch
 from training.data.decode.decoding import BrokenImage
-from training.data.loader_process import SLOTS, LoaderProcess
+from training.data.loader_processes import LoaderProcesses
 from training.data.loader_serving import leave_the_cores
 from training.data.loaders import collate_items, open_loaders
 from training.data.shared_ring import ALIGNMENT, Placed, Ring, SlotWriter, slot_bytes_for, unpack
 from training.data.threads import AHEAD
 from training.data.views import open_data
+from training.data.workers import threads_of_loaders
 from training.distributed.world import World
 from training.runtime.failure import describe
 from training.settings.scripts import LabelledImageSettings
@@ -31,6 +32,12 @@ from tests.conftest import ROOT, wait_until
 
 from .photographs import labelled
 from .test_threads import IMAGES, batches_of
+
+SLOTS = AHEAD + 1
+"""Of the ring of one process on a CPU."""
+
+SEVERAL = [3, 9]
+"""Threads of one process, and of three."""
 
 
 def world() -> World:
@@ -82,8 +89,8 @@ class Failing(Numbers):
         raise Unspeakable("this", "that")
 
 
-def loader(dataset, batches, threads: int = 3, *, lends: bool = True, collate=collate_items) -> LoaderProcess:
-    return LoaderProcess(dataset, batches, collate, threads, lends=lends)
+def loader(dataset, batches, threads: int = 3, *, lends: bool = True, collate=collate_items) -> LoaderProcesses:
+    return LoaderProcesses(dataset, batches, collate, threads, lends=lends)
 
 
 def processes() -> list[multiprocessing.Process]:
@@ -109,7 +116,7 @@ def photographs(tmp_path_factory) -> Path:
 # -- its batches -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("threads", "micro"), [(1, 6), (3, 2)])
+@pytest.mark.parametrize(("threads", "micro"), [(1, 6), (3, 2), (9, 2)])
 def test_it_gives_the_batches_of_a_data_loader_in_its_order_from_any_step_on(photographs, threads, micro):
     def seen(workers: int) -> list[list[torch.Tensor]]:
         chosen = LabelledImageSettings(
@@ -131,18 +138,21 @@ def test_it_gives_the_batches_of_a_data_loader_in_its_order_from_any_step_on(pho
         assert other[0].is_contiguous()
 
 
-def test_a_batch_stays_as_it_is_while_it_is_used():
+@pytest.mark.parametrize("threads", SEVERAL)
+def test_a_batch_stays_as_it_is_while_it_is_used(threads):
     """Every slot is in use then: the others hold the batches that are made ahead."""
-    for number, (images, labels) in enumerate(loader(Numbers(), batches_of(*[4] * 3 * SLOTS))):
-        time.sleep(0.02)
+    for number, (images, labels) in enumerate(loader(Numbers(), batches_of(*[4] * 9 * SLOTS), threads)):
+        time.sleep(0.01)
         assert labels.tolist() == [*range(4 * number, 4 * number + 4)]
         assert images[:, 0, 7, 7].tolist() == labels.tolist()
+    assert number == 9 * SLOTS - 1
 
 
-def test_after_the_first_batches_all_lie_in_one_memory_and_none_is_copied_out_of_it():
-    places = [address(images) for images, _ in loader(Numbers(), batches_of(*[4] * 20))]
+@pytest.mark.parametrize("threads", SEVERAL)
+def test_after_the_first_batches_all_lie_in_one_memory_and_none_is_copied_out_of_it(threads):
+    places = [address(images) for images, _ in loader(Numbers(), batches_of(*[4] * 20), threads)]
     assert len({*places[AHEAD + 1 :]}) == 1
-    owned = [*loader(Numbers(), batches_of(*[4] * 20), lends=False)]
+    owned = [*loader(Numbers(), batches_of(*[4] * 20), threads, lends=False)]
     assert len({address(images) for images, _ in owned}) == 20
     assert [labels[0].item() for _, labels in owned] == [*range(0, 80, 4)], "copies stay what they were"
 
@@ -185,12 +195,14 @@ def test_images_that_are_left_out_leave_smaller_batches_or_none():
     assert [*loader(Numbers(absent=(0, 1, 2, 3)), batches_of(2, 2, 1))][:2] == [None, None]
 
 
-def test_no_more_batches_are_asked_for_than_are_soon_used():
+@pytest.mark.parametrize("threads", SEVERAL)
+def test_no_more_batches_are_asked_for_than_are_soon_used(threads):
     taken, batches = [], batches_of(*[2] * 40)
-    made = iter(loader(Numbers(), (taken.append(number) or batch for number, batch in enumerate(batches))))
+    made = iter(loader(Numbers(), (taken.append(number) or batch for number, batch in enumerate(batches)), threads))
     for number in range(40):
         next(made)
-        assert len(taken) == min(40, number + 1 + AHEAD)
+        ahead = AHEAD * threads // 3 if number else AHEAD  # before there is a ring they travel by themselves
+        assert len(taken) == min(40, number + 1 + ahead)
 
 
 # -- its life ----------------------------------------------------------------------------------------------------------
@@ -202,6 +214,14 @@ def test_one_process_makes_all_epochs_of_training_and_held_out_images_have_one_f
     [first] = processes()
     assert len([*made]) == 2 and processes() == [first]
     assert len([*loader(Numbers(), batches_of(4, 4), lends=False)]) == 2 and processes() == [first]
+
+
+def test_threads_are_shared_by_processes_of_four_at_most():
+    assert [threads_of_loaders(count) for count in (1, 4, 5, 15)] == [[1], [4], [2, 3], [3, 4, 4, 4]]
+    made = loader(Numbers(), batches_of(*[4] * 6), 9)
+    assert len([*made]) == 6
+    kept = processes()
+    assert len(kept) == 3 and len([*made]) == 6 and sorted(kept, key=id) == sorted(processes(), key=id)
 
 
 def test_it_leaves_the_cores_to_the_training_thread_and_its_stop_to_the_training_process():
@@ -241,10 +261,11 @@ def test_what_a_thread_still_makes_of_a_batch_that_failed_does_not_get_into_anot
         assert images[:, 0, 0, 0].tolist() == labels.tolist() == [*range(100 + 4 * number, 104 + 4 * number)]
 
 
+@pytest.mark.parametrize("threads", SEVERAL)
 @pytest.mark.parametrize("taken", [0, 1, AHEAD + 4])
-def test_an_abandoned_iteration_is_none_of_the_next_ones(taken):
+def test_an_abandoned_iteration_is_none_of_the_next_ones(taken, threads):
     batches = batches_of(*[4] * 12)
-    made = loader(Numbers(slow=0.002), batches)
+    made = loader(Numbers(slow=0.002), batches, threads)
     begun = iter(made)
     for _ in range(taken):
         next(begun)
@@ -260,12 +281,13 @@ def test_a_second_iteration_ends_a_first_that_something_still_holds():
     assert next(first, None) is None
 
 
-def test_an_iteration_that_was_interrupted_is_followed_by_a_whole_one(monkeypatch):
-    made = loader(Numbers(), batches_of(*[4] * 12))
+@pytest.mark.parametrize("threads", SEVERAL)
+def test_an_iteration_that_was_interrupted_is_followed_by_a_whole_one(monkeypatch, threads):
+    made = loader(Numbers(), batches_of(*[4] * 12), threads)
     begun = iter(made)
     for _ in range(5):
         next(begun)
-    [process] = processes()
+    before = processes()
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
@@ -273,8 +295,8 @@ def test_an_iteration_that_was_interrupted_is_followed_by_a_whole_one(monkeypatc
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Connection, "recv", interrupted)
         next(begun)
-    assert not process.is_alive()
-    assert [labels[0].item() for _, labels in made] == [*range(0, 48, 4)] and len(processes()) == 1
+    assert not any(process.is_alive() for process in before)
+    assert [labels[0].item() for _, labels in made] == [*range(0, 48, 4)] and len(processes()) == len(before)
 
 
 def in_a_process(text: str) -> subprocess.Popen[str]:
@@ -285,7 +307,7 @@ def in_a_process(text: str) -> subprocess.Popen[str]:
 
 
 OPEN = """
-    from tests.entrypoints.test_loader_process import Numbers, batches_of, loader, processes
+    from tests.entrypoints.test_loader_processes import Numbers, batches_of, loader, processes
     made = loader(Numbers(slow=0.01), batches_of(*[4] * 500))
     begun = iter(made)
     for _ in range(8):
@@ -340,7 +362,7 @@ def test_other_failures_of_a_dataset_come_too(dataset, error, words):
 SCRIPT = """
 import sys
 sys.path[:0] = {path!r}
-from tests.entrypoints.test_loader_process import Numbers, batches_of, loader
+from tests.entrypoints.test_loader_processes import Numbers, batches_of, loader
 
 class Odd(Exception):
     pass
@@ -370,17 +392,17 @@ def test_a_failing_sampler_is_no_end_of_the_epoch():
         list(loader(Numbers(), sampler()))
 
 
-def test_a_killed_process_is_named_with_what_it_probably_died_of():
-    made = loader(Numbers(), batches_of(*[4] * 50))
+@pytest.mark.parametrize("threads", SEVERAL)
+def test_a_killed_process_is_named_with_what_it_probably_died_of(threads):
+    made = loader(Numbers(), batches_of(*[4] * 50), threads)
     begun = iter(made)
     next(begun)
-    [process] = processes()
-    os.kill(process.pid, signal.SIGKILL)
-    with pytest.raises(RuntimeError, match=r"the loader process has ended \(killed by signal 9\)") as raised:
+    os.kill(processes()[-1].pid, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match=r"a loader process has ended \(killed by signal 9\)") as raised:
         for _ in begun:
             pass
     assert "Lower num_workers, or take an instance type with more memory" in describe(raised.value, "")
-    with pytest.raises(RuntimeError, match="the loader process has ended"):
+    with pytest.raises(RuntimeError, match="a loader process has ended"):
         next(iter(made))
 
 

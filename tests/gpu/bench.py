@@ -107,7 +107,7 @@ REAL = Sizes(
     auto_batch=4096,
     steps=20,
     photograph=(500, 375),
-    photographs=4096,
+    photographs=32_768,
     seconds=4.0,
 )
 

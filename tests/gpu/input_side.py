@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
-from training.data.loaders import open_loaders
+from training.data.loaders import Loaders, open_loaders
 from training.data.views import open_data
 from training.engine.probe import RepeatedBatch
 from training.measure.operators import summarise
@@ -40,12 +42,16 @@ def speeds(bench: Bench, result: Result) -> None:
     steps, images = engine.steps(), sizes.large_batch
     best = seconds_a_step(bench, steps, 5, 10)
     busy = kernel_seconds(bench, steps) if bench.is_gpu else None
-    result.rows.append(_row("one batch over and over", 0, best, images, busy))
+    steps.close()
+    result.rows.append(_row("one batch over and over", 0, best, images, busy, None))
     for kind in ("threads", "processes", "loader"):
         chosen = replace(settings, worker_type=kind)
         engine.loaders = open_loaders(data, chosen, bench.world(), batch_size_per_device=images)
-        seconds = seconds_a_step(bench, engine.steps(), 5, 10)
-        result.rows.append(_row(kind, engine.loaders.workers.count, seconds, images, busy))
+        alone = images / _seconds_a_batch(engine.loaders, sizes.seconds)
+        steps = engine.steps()
+        seconds = seconds_a_step(bench, steps, 5, 10)
+        steps.close()
+        result.rows.append(_row(kind, engine.loaders.workers.count, seconds, images, busy, alone))
     result.figures["decoder"] = data.notes[0]
     fastest = max(row["images/s"] for row in result.rows[1:])
     result.figures["best input's share of one batch's speed"] = fastest / result.rows[0]["images/s"]
@@ -55,13 +61,41 @@ def speeds(bench: Bench, result: Result) -> None:
     )
 
 
-def _row(what: str, workers: int, seconds: float, images: int, busy: float | None) -> dict[str, Any]:
+def _seconds_a_batch(loaders: Loaders, least: float) -> float:
+    """Mean seconds in which a batch is made while nothing else is done.
+
+    Args:
+        least: seconds that are measured.
+    """
+    batches = _on_and_on(loaders)
+    for _ in range(5):
+        next(batches)
+    started, count = time.perf_counter(), 0
+    while time.perf_counter() - started < least:
+        next(batches)
+        count += 1
+    taken = (time.perf_counter() - started) / count
+    batches.close()
+    return taken
+
+
+def _on_and_on(loaders: Loaders) -> Iterator[Any]:
+    """The batches of one epoch after the other."""
+    epoch = 0
+    while True:
+        epoch += 1
+        loaders.train_batches.start(epoch, 0)
+        yield from loaders.train
+
+
+def _row(what: str, workers: int, seconds: float, images: int, busy: float | None, alone: float | None) -> dict[str, Any]:
     return {
         "input": what,
         "workers": workers,
         "images/s": images / seconds,
         "ms a step": seconds * 1000,
         "GPU idle": None if busy is None else max(0.0, 1 - busy / seconds),
+        "input alone, images/s": alone,
     }
 
 

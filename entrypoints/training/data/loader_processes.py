@@ -1,7 +1,7 @@
-"""A loader whose batches one process makes, by threads, beside the training process: it holds no lock that launching kernels needs.
+"""A loader whose batches other processes make, each by a few threads: they hold no lock that launching kernels needs.
 
-Its batches lie in a ring of slots that both processes map. The training process says which images are to go to which slot, so the ring is
-also what holds the other one back; the answer is a description of a few hundred bytes. On a GPU the ring is pinned: the device fetches a
+The batches lie in a ring of slots that all processes map. The training process says which images are to go to which slot, so the ring is
+also what holds the others back; the answer is a description of a few hundred bytes. On a GPU the ring is pinned: the device fetches a
 batch from where a thread decoded it, and no copy is made in between.
 """
 
@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
+import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,21 +29,22 @@ from training.data.loader_serving import Collate, Drop, Failed, Made, Make, Memo
 from training.data.shared_ring import Ring, slot_bytes_for, unpack
 from training.data.threads import AHEAD, CPU
 from training.data.worker_processes import from_clean_server
+from training.data.workers import threads_of_loaders
 from training.runtime import accelerator
 
-SLOTS, OF_A_GPU = AHEAD + 1, 2
-"""Of the ring: for batches that are made ahead and the one that trains; and for those that a GPU has yet to fetch."""
+OF_A_GPU = 2
+"""Slots of the ring for batches that a GPU has yet to fetch, beside one for the batch that trains and those for what is made ahead."""
 
 
-class LoaderProcess:
-    """The batches of a sampler, in its order.
+class LoaderProcesses:
+    """The batches of a sampler, in its order. Each is made by one process, whose turn it is.
 
     Args:
         dataset, batch_sampler, collate: as ThreadedLoader takes them; the dataset and `collate` can be pickled.
-        threads: of the process.
+        threads: of all processes together.
         pin_for: the device that gets the batches.
-        lends: a batch lies in the ring, and is valid until the next one is asked for; the process lives as long as the loader. Otherwise
-            the batches are copies, pinned for a GPU, and the process ends with each iteration.
+        lends: a batch lies in the ring, and is valid until the next one is asked for; the processes live as long as the loader. Otherwise
+            the batches are copies, pinned for a GPU, and the processes end with each iteration.
     """
 
     def __init__(
@@ -54,9 +58,9 @@ class LoaderProcess:
         lends: bool,
     ):
         self.batch_sampler, self.lends, self._pin_for = batch_sampler, lends, pin_for
-        self._serve = functools.partial(serve, dataset, collate, threads)
+        self._serve = [functools.partial(serve, dataset, collate, share) for share in threads_of_loaders(threads)]
         self._context = from_clean_server()  # which gets ready meanwhile
-        self._process: _Process | None = None
+        self._processes: _Processes | None = None
         self._iteration: Callable[[], Generator[Any, None, None] | None] = lambda: None
         """A reference to the latest, which may be gone."""
 
@@ -73,56 +77,106 @@ class LoaderProcess:
 
     def _batches(self, draws: Iterator[list[SampleKey]]) -> Generator[Any, None, None]:
         if self.lends:
-            if self._process is None or self._process.is_closed:
-                self._process = self._started()
-            yield from self._process.batches(draws)
+            if self._processes is None or self._processes.ended:
+                self._processes = self._started()
+            yield from self._processes.batches(draws)
             return
-        process = self._started()
+        processes = self._started()
         try:
-            yield from process.batches(draws)
+            yield from processes.batches(draws)
         finally:
-            process.end()
+            processes.end()
 
-    def _started(self) -> _Process:
-        ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=self._serve, args=(theirs,), daemon=True, name="loader")
-        process.start()
-        theirs.close()
-        return _Process(process, ours, self._pin_for, self.lends)
+    def _started(self) -> _Processes:
+        return _Processes([_started(self._context, one) for one in self._serve], self._pin_for, self.lends)
 
 
 class _Process:
-    """The process, as the training process sees it."""
+    """One of them, as the training process sees it."""
 
-    def __init__(self, process: BaseProcess, pipe: Connection, pin_for: torch.device, lends: bool):
-        self._process, self._pipe, self._device, self._lends = process, pipe, pin_for, lends
+    def __init__(self, process: BaseProcess, pipe: Connection):
+        self.process, self.pipe = process, pipe
+
+    def send(self, message: tuple[Any, ...]) -> None:
+        with self._talking():
+            self.pipe.send(message)
+
+    def send_file(self, file: int) -> None:
+        with self._talking():
+            reduction.send_handle(self.pipe, file, self.process.pid)
+
+    def answer(self) -> Any:
+        with self._talking():
+            return self.pipe.recv()
+
+    @contextlib.contextmanager
+    def _talking(self) -> Iterator[None]:
+        """
+        Raises:
+            RuntimeError: the process has ended.
+        """
+        try:
+            yield
+        except (EOFError, OSError) as error:
+            self.process.join(1)
+            code = self.process.exitcode
+            how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+            raise RuntimeError(
+                f"a loader process has ended ({how}): see the log above for its reason; where there is none, the host's memory was full"
+            ) from error
+
+
+class _Asked(NamedTuple):
+    """A batch that is to come."""
+
+    process: _Process
+    slot: int | None
+    """None: it was asked for before there was a ring."""
+
+
+class _Processes:
+    """All of them, with the ring that they share."""
+
+    def __init__(self, processes: Sequence[_Process], pin_for: torch.device, lends: bool):
+        self._device, self._lends = pin_for, lends
+        self._turns, self._processes = itertools.cycle(processes), processes
+        self._ahead = AHEAD * len(processes)
         self._ring: Ring | None = None
         self._free: deque[int] = deque()
         self._fetched: deque[tuple[int, Any]] = deque()
         """Slots that a GPU fetches from, each with the event behind which it has."""
-        self.end = Finalize(self, _end, (process, pipe), exitpriority=10)
+        self._lost: RuntimeError | None = None
+        """That one has ended by itself."""
+        self.end = Finalize(self, _end, (processes,), exitpriority=10)
         """Also when the program ends, before Python waits for its processes."""
 
     @property
-    def is_closed(self) -> bool:
-        """Whether it was ended from here."""
-        return self._pipe.closed
+    def ended(self) -> bool:
+        """Whether they were ended from here."""
+        return self._processes[0].pipe.closed
 
     def batches(self, draws: Iterator[list[SampleKey]]) -> Iterator[Any]:
-        """Those of some draws, in their order."""
-        asked: deque[int | None] = deque()
+        """Those of some draws, in their order.
+
+        Raises:
+            RuntimeError: a process has ended.
+        """
+        if self._lost is not None:
+            raise self._lost
+        asked: deque[_Asked] = deque()
         lent: int | None = None
         try:
             while True:
-                while len(asked) <= AHEAD and self._has_room(wait=not asked):
+                while len(asked) <= self._ahead and self._has_room(asked):
                     batch = next(draws, None)
                     if batch is None:
                         break
                     asked.append(self._ask(batch))
                 if not asked:
                     return
-                description = self._answer()
-                lent = asked.popleft()
+                with self._ended_by_interrupts():
+                    description = asked[0].process.answer()
+                lent = asked.popleft().slot
                 if isinstance(description, Failed):
                     raise description.error from _Stack(description.text)
                 assert isinstance(description, Made)
@@ -130,33 +184,34 @@ class _Process:
                 self._give_back(lent)
                 lent = None
         finally:
-            # once closed there is nothing left to tidy up, maybe not even this module: the program ends
-            if not self.is_closed:
+            # once they have ended there is nothing left to tidy up, maybe not even this module: the program ends
+            if not self.ended:
                 try:
                     self._drop(asked)
                 finally:
                     self._give_back(lent)
 
-    def _has_room(self, *, wait: bool) -> bool:
-        """Whether a batch can be asked for: a slot is free, or there is no ring yet.
+    def _has_room(self, asked: Collection[_Asked]) -> bool:
+        """Whether one more batch can be asked for: a slot is free, or there is no ring yet and few travel by themselves.
 
         Args:
-            wait: until the device has fetched from one.
+            asked: those to come. Without any it waits until the device has fetched from a slot.
         """
         while self._fetched:
             slot, event = self._fetched[0]
             if not event.query():
-                if self._free or not wait:
+                if self._free or asked:
                     break
                 event.synchronize()
             self._fetched.popleft()
             self._free.append(slot)
-        return self._ring is None or bool(self._free)
+        return len(asked) <= AHEAD if self._ring is None else bool(self._free)
 
-    def _ask(self, draws: list[SampleKey]) -> int | None:
-        slot = self._free.popleft() if self._ring is not None else None
-        self._send(Make(slot, draws))
-        return slot
+    def _ask(self, draws: list[SampleKey]) -> _Asked:
+        asked = _Asked(next(self._turns), self._free.popleft() if self._ring is not None else None)
+        with self._ended_by_interrupts():
+            asked.process.send(Make(asked.slot, draws))
+        return asked
 
     def _given(self, packed: Any, slot: int | None) -> Any:
         """A batch as it is handed out."""
@@ -176,13 +231,14 @@ class _Process:
     def _open(self, slot_bytes: int) -> None:
         """Make the ring; batches that were asked for before still come by themselves."""
         fetched_late = self._lends and accelerator.is_gpu(self._device)
-        ring = Ring(SLOTS + OF_A_GPU if fetched_late else SLOTS, slot_bytes)
+        ring = Ring(self._ahead + 1 + (OF_A_GPU if fetched_late else 0), slot_bytes)
         if fetched_late:
             unpin = weakref.finalize(ring, accelerator.pin_in_place(ring.bytes, self._device))
             unpin.atexit = False  # the driver does it, and does not wait for a kernel that hangs
-        self._send(Memory(ring.slots, ring.slot_bytes))
-        with self._talking():
-            reduction.send_handle(self._pipe, ring.file, self._process.pid)
+        with self._ended_by_interrupts():
+            for one in self._processes:
+                one.send(Memory(ring.slots, ring.slot_bytes))
+                one.send_file(ring.file)
         os.close(ring.file)
         self._ring, self._free = ring, deque(range(ring.slots))
 
@@ -197,50 +253,48 @@ class _Process:
         event.record()
         self._fetched.append((slot, event))
 
-    def _drop(self, asked: deque[int | None]) -> None:
+    def _drop(self, asked: deque[_Asked]) -> None:
         """What is asked for and not wanted: its slots are free when no thread works on them any more."""
-        with contextlib.suppress(RuntimeError):  # it has ended: the next call that needs it raises this
-            if asked:
-                self._send(Drop())
-            while asked:
-                self._answer()
-                slot = asked.popleft()
-                if slot is not None:
-                    self._free.append(slot)
-
-    def _send(self, message: tuple[Any, ...]) -> None:
-        with self._talking():
-            self._pipe.send(message)
-
-    def _answer(self) -> Any:
-        with self._talking():
-            return self._pipe.recv()
+        try:
+            with self._ended_by_interrupts():
+                for one in dict.fromkeys(each.process for each in asked):
+                    one.send(Drop())
+                while asked:
+                    asked[0].process.answer()
+                    slot = asked.popleft().slot
+                    if slot is not None:
+                        self._free.append(slot)
+        except RuntimeError as error:  # answers of the others may still be to come
+            self._lost = error
 
     @contextlib.contextmanager
-    def _talking(self) -> Iterator[None]:
-        """
-        Raises:
-            RuntimeError: the process has ended.
-        """
+    def _ended_by_interrupts(self) -> Iterator[None]:
+        """Ends them all where a message was interrupted, such as by Ctrl-C: nobody knows then which answers are still to come."""
         try:
             yield
-        except (EOFError, OSError) as error:
-            self._process.join(1)
-            code = self._process.exitcode
-            how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-            raise RuntimeError(
-                f"the loader process has ended ({how}): see the log above for its reason; where there is none, the host's memory was full"
-            ) from error
-        except BaseException:  # such as Ctrl-C: nobody knows which answers are still to come
+        except Exception:
+            raise
+        except BaseException:
             self.end()
             raise
 
 
-def _end(process: BaseProcess, pipe: Connection) -> None:
-    pipe.close()  # by which it ends
-    process.join(5)
-    if process.is_alive():
-        process.kill()
+def _started(context: ForkServerContext, serving: Callable[[Connection], None]) -> _Process:
+    ours, theirs = context.Pipe()
+    process = context.Process(target=serving, args=(theirs,), daemon=True, name="loader")
+    process.start()
+    theirs.close()
+    return _Process(process, ours)
+
+
+def _end(processes: Sequence[_Process]) -> None:
+    for one in processes:
+        one.pipe.close()  # by which it ends
+    ends = time.monotonic() + 5
+    for one in processes:
+        one.process.join(max(0.0, ends - time.monotonic()))
+        if one.process.is_alive():
+            one.process.kill()
 
 
 class _Stack(Exception):

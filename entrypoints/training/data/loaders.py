@@ -20,7 +20,7 @@ from training.data.batches import (
 )
 from training.data.dali.pipeline import DaliBatches, Recipe
 from training.data.kept import KeptBatches, budget
-from training.data.loader_process import LoaderProcess
+from training.data.loader_processes import LoaderProcesses
 from training.data.orders import Order
 from training.data.threads import ThreadedLoader
 from training.data.worker_processes import from_clean_server, in_own_group
@@ -182,7 +182,7 @@ def _loader(
     if workers.kind == "threads" and workers.count:
         return ThreadedLoader(dataset, batches, collate, workers.count, pin_for=world.device)
     if workers.kind == "loader" and workers.count:
-        return LoaderProcess(dataset, batches, collate, workers.count, pin_for=world.device, lends=keep_workers)
+        return LoaderProcesses(dataset, batches, collate, workers.count, pin_for=world.device, lends=keep_workers)
     return DataLoader(
         dataset,  # type: ignore[arg-type]  # it asks for an index and a length, and torch's Dataset promises no length
         batch_sampler=batches,
