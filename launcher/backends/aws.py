@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +248,11 @@ class Aws(Backend):
             return None
         fix = f"launcher replay {folder.name} starts from the beginning; add checkpoints: s3://your-bucket/prefix to resume later runs"
         return Issue(key="checkpoints", found=f"{folder.name} wrote no checkpoints to S3", fix=fix)
+
+    def room_for_checkpoints(self, job: Mapping[str, Any]) -> str | None:
+        if job.get("checkpoints") is not None or job.get("output") is None:
+            return None
+        return f"{job['output'].rstrip('/')}/{job['name']}/checkpoints"
 
     def shared_checkpoints(self, job: Job) -> str:
         return job.checkpoints.s3 if job.checkpoints is not None else ""

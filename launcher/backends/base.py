@@ -53,6 +53,14 @@ class Starter:
             return None
         return Issue(key="run", found=f"{folder.name} has no {missing.name}", fix="name a run whose record is complete")
 
+    def room_for_checkpoints(self, job: Mapping[str, Any]) -> str | None:
+        """Where a recorded job that keeps no checkpoints could keep them; None: it has a place, or needs none.
+
+        Args:
+            job: as its run's plan.json has it.
+        """
+        return None
+
     def profile(self, folder: RunFolder, interval_ms: int | None) -> None:
         """Switch the system metrics of a running job.
 

@@ -33,16 +33,10 @@ def replay_of(run: RunFolder) -> Replay | None:
     plan = run.read(run.plan)
     if run.path.resolve() != (records.store() / run.name).resolve():
         return None
-    if backends.starter(plan["backend"]).why_not_planned_again(run) is not None:
+    starter, job = backends.starter(plan["backend"]), plan["job"]
+    if starter.why_not_planned_again(run) is not None:
         return None
-    return Replay(run.name, _images(plan["job"].get("inputs", {})), _checkpoints(plan))
-
-
-def _checkpoints(plan: Mapping[str, Any]) -> str | None:
-    job = plan["job"]
-    if plan["backend"] != "aws" or job.get("checkpoints") is not None or job.get("output") is None:
-        return None
-    return f"{job['output'].rstrip('/')}/{job['name']}/checkpoints"
+    return Replay(run.name, _images(job.get("inputs", {})), starter.room_for_checkpoints(job))
 
 
 def _images(inputs: Mapping[str, Mapping[str, Any]]) -> str | None:

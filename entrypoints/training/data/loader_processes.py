@@ -174,7 +174,7 @@ class _Processes:
                     asked.append(self._ask(batch))
                 if not asked:
                     return
-                with self._ended_by_interrupts():
+                with self._watched():
                     description = asked[0].process.answer()
                 lent = asked.popleft().slot
                 if isinstance(description, Failed):
@@ -209,7 +209,7 @@ class _Processes:
 
     def _ask(self, draws: list[SampleKey]) -> _Asked:
         asked = _Asked(next(self._turns), self._free.popleft() if self._ring is not None else None)
-        with self._ended_by_interrupts():
+        with self._watched():
             asked.process.send(Make(asked.slot, draws))
         return asked
 
@@ -235,7 +235,7 @@ class _Processes:
         if fetched_late:
             unpin = weakref.finalize(ring, accelerator.pin_in_place(ring.bytes, self._device))
             unpin.atexit = False  # the driver does it, and does not wait for a kernel that hangs
-        with self._ended_by_interrupts():
+        with self._watched():
             for one in self._processes:
                 one.send(Memory(ring.slots, ring.slot_bytes))
                 one.send_file(ring.file)
@@ -255,24 +255,23 @@ class _Processes:
 
     def _drop(self, asked: deque[_Asked]) -> None:
         """What is asked for and not wanted: its slots are free when no thread works on them any more."""
-        try:
-            with self._ended_by_interrupts():
-                for one in dict.fromkeys(each.process for each in asked):
-                    one.send(Drop())
-                while asked:
-                    asked[0].process.answer()
-                    slot = asked.popleft().slot
-                    if slot is not None:
-                        self._free.append(slot)
-        except RuntimeError as error:  # answers of the others may still be to come
-            self._lost = error
+        with contextlib.suppress(RuntimeError), self._watched():  # the next iteration raises it
+            for one in dict.fromkeys(each.process for each in asked):
+                one.send(Drop())
+            while asked:
+                asked[0].process.answer()
+                slot = asked.popleft().slot
+                if slot is not None:
+                    self._free.append(slot)
 
     @contextlib.contextmanager
-    def _ended_by_interrupts(self) -> Iterator[None]:
-        """Ends them all where a message was interrupted, such as by Ctrl-C: nobody knows then which answers are still to come."""
+    def _watched(self) -> Iterator[None]:
+        """What is said to a process, and by it. Where one has ended every later iteration says so, for nobody knows which answers and slots
+        of the others are left; where an interruption such as Ctrl-C comes in between, all are ended, and the next iteration has new ones."""
         try:
             yield
-        except Exception:
+        except RuntimeError as error:
+            self._lost = error
             raise
         except BaseException:
             self.end()
