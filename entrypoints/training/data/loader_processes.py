@@ -267,7 +267,7 @@ class _Processes:
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
         """What is said to a process, and by it. Where one has ended every later iteration says so, for nobody knows which answers and slots
-        of the others are left; where an interruption such as Ctrl-C comes in between, all are ended, and the next iteration has new ones."""
+        of the others are left; where an interruption such as Ctrl-C comes between, all are ended, and the next iteration has new ones."""
         try:
             yield
         except RuntimeError as error:
