@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from launcher.insight import windows
-from launcher.insight.evidence import FEW_SAMPLES, Evidence
+from launcher.insight.evidence import Evidence
+from launcher.insight.host_evidence import FEW_SAMPLES
 
 WORKERS, THREADS, PROGRAMS = "workers", "threads", "programs"
 """Who else uses a host's cores: data workers, the other threads of the training processes, programs outside the run."""

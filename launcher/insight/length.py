@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from launcher.insight import windows
-from launcher.insight.evidence import FEW_SAMPLES, Evidence
+from launcher.insight.evidence import Evidence
+from launcher.insight.host_evidence import FEW_SAMPLES
 from launcher.show.text import counted
 
 ENOUGH_STEPS, ENOUGH_SECONDS = 10, 10.0

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from launcher.insight.evidence import FEW_SAMPLES, Evidence
+from launcher.insight.evidence import Evidence
 from launcher.insight.findings import percent
+from launcher.insight.host_evidence import FEW_SAMPLES
 
 INPUT, EXCHANGE = "data wait", "gradient exchange"
 IDLE = "idle device with data there (launches, copies)"

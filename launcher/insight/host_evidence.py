@@ -1,0 +1,170 @@
+"""The numbers of a run's hosts: busy cores, waits for disks and for cores."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+
+import numpy as np
+
+from launcher.insight import windows
+from launcher.insight.measurements import Host, Series
+from launcher.insight.step_evidence import StepEvidence
+
+FEW_SAMPLES = 5
+"""Fewer samples of a series than this say nothing about a run."""
+
+
+class HostEvidence(StepEvidence):
+    """What hosts show while steps run; None wherever it was not measured."""
+
+    @property
+    def remote(self) -> bool:
+        """Whether other hosts make the training images."""
+        return self.script is None and self.settings.get("worker_type") == "remote"
+
+    @functools.cached_property
+    def period(self) -> tuple[float, float]:
+        """Unix seconds between which the steps ran; everything where no step was measured."""
+        began = [
+            s.ended[0] - s.seconds["step"][0] * windows.counts(s)[0] for s in self.ranks if np.isfinite(s.ended).all()
+        ]
+        if not began:
+            return -np.inf, np.inf
+        return float(min(began)), float(max(steps.ended[-1] for steps in self.ranks))
+
+    def during(self, series: Series, *, pauses: bool = True) -> np.ndarray:
+        """The values of a series while steps ran; all of them where too few fall into that time.
+
+        Args:
+            pauses: in checkpoints and evaluations between steps, too.
+        """
+        begin, end = self.period
+        chosen = (series.times >= begin) & (series.times <= end)
+        for stall in () if pauses else self.measurements.stalls:
+            chosen &= (series.times < stall.began) | (stall.began + stall.seconds < series.times)
+        inside = series.values[chosen]
+        return inside if len(inside) >= FEW_SAMPLES else series.values
+
+    @functools.cached_property
+    def training_hosts(self) -> tuple[Host, ...]:
+        """The hosts without those of other instance groups that serve them and take no step."""
+        stepping = {steps.host for steps in self.ranks}
+        without_steps = {*self.measurements.hosts} if self.remote and stepping else set()
+        serving = {*self.facts.get("serving_hosts", without_steps)} - stepping
+        return tuple(host for name, host in self.measurements.hosts.items() if name not in serving)
+
+    @functools.cached_property
+    def serving_hosts(self) -> tuple[Host, ...]:
+        """The others, as far as they were watched."""
+        training = {host.name for host in self.training_hosts}
+        return tuple(host for name, host in self.measurements.hosts.items() if name not in training)
+
+    @functools.cached_property
+    def hosts(self) -> tuple[Host, ...]:
+        """The training hosts whose cores or GPUs were watched."""
+        return tuple(host for host in self.training_hosts if host.cores or host.gpus)
+
+    def usable_cores(self, host: Host) -> float:
+        """Cores that the processes may use: by affinity and quota where known, else all that there are."""
+        return float(host.usable_cores or len(host.cores) or 1)
+
+    @functools.cached_property
+    def _core_tables(self) -> dict[str, np.ndarray]:
+        """By host: (cores, n) percent of computing, cut to the shortest core's record; only hosts whose cores were watched.
+
+        SageMaker's agent counts the wait for disks as use of a core; here it is not.
+        """
+        tables = {}
+        for host in (*self.hosts, *self.serving_hosts):
+            columns = [self.during(core) for core in host.cores.values()]
+            waits = [self.during(host.io_wait[name]) if name in host.io_wait else np.zeros(0) for name in host.cores]
+            shortest = min([len(column) for column in columns] + [len(wait) for wait in waits if len(wait)], default=0)
+            if shortest >= FEW_SAMPLES:
+                pairs = zip(columns, waits)
+                rows = [column[:shortest] - (wait[:shortest] if len(wait) else 0.0) for column, wait in pairs]
+                tables[host.name] = np.clip(np.stack(rows), 0.0, 100.0)
+        return tables
+
+    @property
+    def cores_measured(self) -> bool:
+        return bool(self._watched)
+
+    def busy_cores(self, host: Host) -> np.ndarray:
+        """(n,) cores in use at each sample; (0,) where they were not watched."""
+        table = self._core_tables.get(host.name)
+        return np.zeros(0) if table is None else table.sum(axis=0) / 100
+
+    @functools.cached_property
+    def busy(self) -> float | None:
+        """Mean share of the usable cores that was in use, over hosts, 0 to 1. A quota's cores count, not the machine's."""
+        return self._busy(self.hosts)
+
+    @functools.cached_property
+    def serving_busy(self) -> float | None:
+        """The same of the hosts that make the images for others."""
+        return self._busy(self.serving_hosts)
+
+    def _busy(self, hosts: Iterable[Host]) -> float | None:
+        used = [(self.busy_cores(host), self.usable_cores(host)) for host in hosts]
+        shares = [min(1.0, float(cores.mean()) / usable) for cores, usable in used if len(cores)]
+        return float(np.mean(shares)) if shares else None
+
+    @functools.cached_property
+    def full(self) -> float | None:
+        """Share of the samples in which nine tenths of the usable cores were in use, over hosts."""
+        shares = [(self.busy_cores(host) >= 0.9 * self.usable_cores(host)).mean() for host in self._watched]
+        return float(np.mean(shares)) if shares else None
+
+    @functools.cached_property
+    def pegged(self) -> float | None:
+        """Share of the samples in which at least one core was at 95 % or more, over hosts; 100 % counts."""
+        shares = [(self._core_tables[host.name].max(axis=0) >= 95).mean() for host in self._watched]
+        return float(np.mean(shares)) if shares else None
+
+    @property
+    def _watched(self) -> list[Host]:
+        return [host for host in self.hosts if host.name in self._core_tables]
+
+    @functools.cached_property
+    def waiting_cores(self) -> float | None:
+        """Mean cores that wait for disks (I/O wait), over hosts."""
+        sums = [
+            sum(float(self.during(series).mean()) for series in host.io_wait.values() if len(series.values)) / 100
+            for host in self.hosts
+            if host.io_wait
+        ]
+        return float(np.mean(sums)) if sums else None
+
+    @functools.cached_property
+    def pressure(self) -> float | None:
+        """Share of the time in which some process waited for a core (the kernel's pressure stall information), over hosts, 0 to 1."""
+        means = [
+            float(self.during(series).mean()) / 100
+            for host in self.hosts
+            for (_, name, _), series in host.other.items()
+            if name == "CPUPressurePercent" and len(series.values)
+        ]
+        return float(np.mean(means)) if means else None
+
+    @functools.cached_property
+    def throttled(self) -> float | None:
+        """Share of the time in which the cgroup's quota throttled processes, on the most throttled host, 0 to 1."""
+        means = [
+            min(1.0, float(self.during(host.throttled).mean()) / 100)
+            for host in self.training_hosts
+            if host.throttled is not None and len(host.throttled.values)
+        ]
+        return max(means) if means else None
+
+    @functools.cached_property
+    def cores_each(self) -> float | None:
+        """Usable cores of a training process: the host's over its processes, on the host that has fewest."""
+        each = [
+            self.usable_cores(host) / self.local_ranks(host) for host in self.hosts if host.cores or host.usable_cores
+        ]
+        return min(each) if each else None
+
+    def local_ranks(self, host: Host) -> int:
+        """Training processes on a host: its ranks, else one a GPU, else one."""
+        return sum(steps.host == host.name for steps in self.ranks) or len(host.gpus) or 1

@@ -1,0 +1,145 @@
+"""The numbers of a run's steps: their time, the shares of their phases, and what lies between them."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from launcher.insight import windows
+from launcher.insight.measurements import Measurements, Steps
+from launcher.insight.phases import parents
+
+
+class StepEvidence:
+    """What steps show; None wherever it was not measured."""
+
+    def __init__(self, measurements: Measurements):
+        self.measurements = measurements
+        self.settings = measurements.settings
+        self.facts = measurements.facts
+        self.script = measurements.script
+
+    @functools.cached_property
+    def ranks(self) -> tuple[Steps, ...]:
+        """The ranks with at least one logged step."""
+        return tuple(steps for steps in self.measurements.ranks if len(steps.step) and "step" in steps.seconds)
+
+    @property
+    def only_first_steps(self) -> bool:
+        """Whether steps were timed, but none after the first ones, which are slower."""
+        return bool(self.ranks) and all(windows.steps_done(steps) <= windows.WARM_UP_STEPS for steps in self.ranks)
+
+    @functools.cached_property
+    def world_size(self) -> int | None:
+        """Training processes; None: not known."""
+        known = self.facts.get("world_size") or len(self.ranks) or None
+        return None if known is None else int(known)
+
+    @functools.cached_property
+    def unsteady(self) -> float | None:
+        """Share of the time by which usual steps are slower than quick ones (their 10th percentile), on the first rank."""
+        if not self.ranks:
+            return None
+        steps = self.ranks[0]
+        kept = windows.steady(steps)
+        if kept.sum() < 8:
+            return None
+        seconds = windows.each_step(steps, steps.seconds["step"], kept)
+        return max(0.0, 1 - float(np.percentile(seconds, 10)) / float(np.mean(seconds)))
+
+    @functools.cached_property
+    def slowest_step(self) -> float | None:
+        """Seconds of the longest single step after the first ones, of any rank."""
+        longest = [
+            steps.extra["slowest_step"][windows.steady(steps)] for steps in self.ranks if "slowest_step" in steps.extra
+        ]
+        return float(np.nanmax(np.concatenate(longest))) if longest else None
+
+    def mean_extra(self, name: str) -> float | None:
+        """Mean over ranks of a number per step; None where a rank lacks it."""
+        means = []
+        for steps in self.ranks:
+            values = steps.extra.get(name)
+            values = None if values is None else values[windows.steady(steps)]
+            if values is None or not np.isfinite(values).any():  # a rank without it
+                return None
+            means.append(float(np.nanmean(values)))
+        return float(np.mean(means)) if means else None
+
+    @functools.cached_property
+    def step_seconds(self) -> float | None:
+        """Mean seconds of a step, over ranks."""
+        means = [windows.timed_mean(steps, "step") for steps in self.ranks]
+        return float(np.mean(means)) if means else None
+
+    @functools.cached_property
+    def steady_step_seconds(self) -> float | None:
+        """The same with the outliers, which CPU times a step count too."""
+        means = [windows.timed_mean(steps, "step", np.ones(len(steps.step), bool)) for steps in self.ranks]
+        return float(np.mean(means)) if means else None
+
+    @functools.cached_property
+    def mfu(self) -> float | None:
+        """Model FLOP utilisation in usual steps, 0 to 1: mean over ranks; None: not known."""
+        return self.mean_extra("mfu")
+
+    @functools.cached_property
+    def phases(self) -> dict[str, float]:
+        """Share of each phase in a step: the median over ranks, so that one slow rank does not speak for all."""
+        names = {phase for steps in self.ranks for phase in steps.seconds if phase != "step"}
+        return {name: self._share(name) for name in sorted(names)}
+
+    def _share(self, phase: str) -> float:
+        shares = []
+        for steps in self.ranks:
+            seconds, whole = windows.mean_seconds(steps, phase), windows.mean_seconds(steps, "step")
+            if seconds is not None and whole:
+                shares.append(seconds / whole)
+        return float(np.median(shares)) if shares else 0.0
+
+    def share(self, *phases: str) -> float | None:
+        """Share of a step that these phases take together; None where none of them was measured."""
+        known = [self.phases[phase] for phase in phases if phase in self.phases]
+        return sum(known) if known else None
+
+    @property
+    def forward_share(self) -> float | None:
+        return self.share("student_forward", "forward")
+
+    @functools.cached_property
+    def unaccounted(self) -> float | None:
+        """Share of a step in no phase; None where too few phases were measured to tell."""
+        if self.forward_share is None or "backward" not in self.phases or "data_wait" not in self.phases:
+            return None
+        return max(0.0, 1 - sum(share for name, share in self.phases.items() if name not in parents()))
+
+    @functools.cached_property
+    def steps_seconds(self) -> float:
+        """Seconds of all steps of the first rank, warm-up too."""
+        if not self.ranks:
+            return 0.0
+        return windows.seconds(self.ranks[0])
+
+    def stall_seconds(self, kind: str) -> float:
+        """Seconds of all stalls of a kind, on the rank where they took longest."""
+        by_rank: dict[int, float] = {}
+        for stall in self.measurements.stalls:
+            if stall.kind == kind:
+                by_rank[stall.rank] = by_rank.get(stall.rank, 0.0) + stall.seconds
+        return max(by_rank.values(), default=0.0)
+
+    @functools.cached_property
+    def training_seconds(self) -> float:
+        """Seconds of steps, of stalls, and of other time between steps."""
+        kinds = {stall.kind for stall in self.measurements.stalls}
+        pauses = float(windows.between(self.ranks[0], self.measurements.stalls).sum()) if self.ranks else 0.0
+        return self.steps_seconds + sum(self.stall_seconds(kind) for kind in kinds) + pauses
+
+    @functools.cached_property
+    def steps_part(self) -> float:
+        """Share of the training time at the speed of usual steps; the rest are stalls, outliers and the first steps."""
+        if not self.training_seconds or not self.step_seconds:
+            return 1.0
+        usual = self.step_seconds * windows.steps_done(self.ranks[0])
+        return min(1.0, usual / self.training_seconds)
