@@ -104,7 +104,7 @@ CHECKS = (
     Check("throughput-convolutions", 10, "throughput-256", "A convolutional model, cudnn_benchmark and compiled", "throughput:convolutions"),
     Check("throughput-segmentation", 10, "throughput-256", "A segmenter, compiled", "throughput:segmentation", 180),
     Check("throughput-group", 10, "throughput-36", "Under DistributedDataParallel, compiled", "throughput:grouped", 180),
-    Check("throughput-fp8", 10, "throughput-256", "fp8 teacher", "throughput:fp8_teacher"),
+    Check("throughput-fp8", 10, "throughput-256", "What an fp8 teacher would bring", "throughput:fp8_teacher", 240),
     *(
         Check(f"augmentation-{model}-{load}", 12, f"augmentation-{model}", f"{model}, augmentation load {load}", "augmentation:speeds",
               120, {"model": model, "load": load}, "Images of 500 × 375 pixels, a random crop to 224, and the load")

@@ -32,7 +32,7 @@ SAME_LINES = (
 MACHINE: dict[str, Any] = {"packages": {}, "commit": "abc", "date": "today", "command": "make gpu", "device": "a GPU", "beside": False}
 """What an outcome says of where it was found."""
 
-ELSEWHERE = ("needs a GPU", "nvidia.dali is not installed", "not built: the kit has no fp8 teacher")
+ELSEWHERE = ("needs a GPU", "nvidia.dali is not installed")
 """Why a check may not be made in a rehearsal."""
 
 

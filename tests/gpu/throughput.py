@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from training.tasks.segmentation import Segmentation
 from training.tasks.students import Student
 
 from tests.gpu.bench import Bench, Engine, seconds_a_step
-from tests.gpu.clocks import host_milliseconds
+from tests.gpu.clocks import device_milliseconds, host_milliseconds
 from tests.gpu.groups import one_rank
 from tests.gpu.outcomes import NotChecked, Result
 
@@ -141,8 +142,36 @@ def grouped(bench: Bench, result: Result) -> None:
 
 
 def fp8_teacher(bench: Bench, result: Result) -> None:
-    """The kit has none."""
-    raise NotChecked("not built: the kit has no fp8 teacher")
+    """What one would bring, which the kit does not have: the teacher's forward pass with matrices in fp8 by torchao, a scale a row, beside
+    that in bf16, both compiled."""
+    bench.require_gpu("fp8")
+    if importlib.util.find_spec("torchao") is None:
+        raise NotChecked("the kit has no fp8 teacher, and torchao, by which its gain is measured, is not installed")
+    from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, PerRow, quantize_
+
+    def has_fp8(module: torch.nn.Module, _name: str) -> bool:
+        # its kernels want multiples of 16; a head's few columns gain nothing
+        return isinstance(module, torch.nn.Linear) and not (module.in_features % 16 or module.out_features % 16)
+
+    sizes, logits = bench.sizes, {}
+    for precision in ("bf16", "fp8"):
+        model = bench.model(sizes.teacher, 1).to(bench.device, torch.bfloat16).eval().requires_grad_(False)
+        if precision == "fp8":
+            quantize_(model.model, Float8DynamicActivationFloat8WeightConfig(granularity=PerRow()), filter_fn=has_fp8)
+        compiled = torch.compile(model, dynamic=False)
+        for batch in (256, 36):
+            images = torch.randint(0, 256, (batch, 3, sizes.image_size, sizes.image_size), dtype=torch.uint8)
+            images = images.to(bench.device)
+            with torch.no_grad():
+                for _ in range(5):
+                    compiled(images)
+                took = device_milliseconds(lambda compiled=compiled, images=images: [compiled(images) for _ in range(20)]) / 20
+            result.rows.append({"teacher": precision, "batch": batch, "ms": took, "images/s": batch / took * 1000})
+        pattern = torch.arange(images.numel(), device=bench.device).view(images.shape).to(torch.uint8)
+        with torch.no_grad():
+            logits[precision] = compiled(pattern).float()
+    off = (logits["fp8"] - logits["bf16"]).norm() / logits["bf16"].norm()
+    result.figures["logits apart, as a share of their size"] = float(off)
 
 
 def _measured(bench: Bench, engine: Engine, batch: int, mode: str, logits: str) -> dict[str, Any]:
