@@ -135,7 +135,7 @@ def test_a_plan_shows_each_group_with_its_hosts_what_they_do_and_their_price(goo
 
 
 def test_a_group_with_an_unknown_price_says_so(good):
-    plan = launcher.plan(launcher.from_values(changed(good, {"compute": GROUPED})), on="aws")
+    plan = launcher.plan(launcher.from_values(changed(good, {"compute": GROUPED, "region": "eu-central-1"})), on="aws")
     assert "gpus trains: 2 hosts of ml.p4d.24xlarge (algo-1, algo-2); price not known" in str(plan)
 
 

@@ -17,7 +17,9 @@ from launcher.planner.plan import refuse_cost
 from tests.aws.jobs import GROUPED, P4D, changed
 from tests.emulator.conftest import Aws
 
-REGION = "us-west-2"
+REGION = "eu-central-1"
+"""Of which the kit has no price."""
+
 TODAY = f"{datetime.now(timezone.utc):%Y-%m-%d}"
 REQUEST: dict = {"EnableManagedSpotTraining": False}
 SPOT = {"EnableManagedSpotTraining": True}
@@ -34,7 +36,7 @@ def price_list(tmp_path_factory):
 
 
 def price(values: dict, **changes):
-    return prices.price(launcher.from_values(changed(values, changes)))
+    return prices.price(launcher.from_values(changed(values, {"region": REGION, **changes})))
 
 
 def keep(known: dict) -> None:
