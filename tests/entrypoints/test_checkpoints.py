@@ -225,6 +225,16 @@ def test_a_checkpoint_of_another_job_is_refused_with_what_differs(checkpoints):
     assert "or start anew with another `checkpoints`" in str(error.value) and "seed" not in str(error.value)
 
 
+def test_a_checkpoint_of_other_images_is_refused(checkpoints):
+    ours = checkpoints()
+    ours.belong_to({"classes": "3 (ab)", "training images": "40 (cd)"})
+    ours.save(1, state(1), {})
+    others = checkpoints()
+    others.belong_to({"classes": "3 (ab)", "training images": "80 (ef)"})
+    with pytest.raises(ValueError, match=r'of another job: training images is "40 \(cd\)" there and "80 \(ef\)" here\.'):
+        others.load()
+
+
 def test_a_checkpoint_of_another_version_of_the_scripts_is_refused(checkpoints, tmp_path):
     checkpoints().save(1, state(1), {})
     [manifest] = tmp_path.rglob("manifest.json")

@@ -74,7 +74,9 @@ class Trained:
     metrics: list[dict]
 
 
-def run(folder: Path, *, world: World = ALONE, plain: bool = False, task=Classification, **values) -> Trained:
+def run(
+    folder: Path, *, world: World = ALONE, plain: bool = False, task=Classification, begin_evaluation=None, **values
+) -> Trained:
     """Trains in a folder, where a run before this one may have left checkpoints."""
     settings = TrainingSettings(
         **{"epochs": 3, "global_batch_size": 8, "log_every": 1, "learning_rate": 0.01, **values}
@@ -91,6 +93,8 @@ def run(folder: Path, *, world: World = ALONE, plain: bool = False, task=Classif
     method = task(state.trained, 0.0, made.timeline)
 
     def evaluate(evaluated: nn.Module) -> dict[str, float]:
+        if begin_evaluation is not None:
+            begin_evaluation()
         evaluated.eval()
         with torch.no_grad():
             total = evaluated(Views().images).double().abs().sum().item()
@@ -175,7 +179,14 @@ def test_a_run_that_ended_between_a_step_and_its_evaluation_evaluates_first(tmp_
         [(line["step"], line["validation_loss"]) for line in trained.metrics if "validation_loss" in line]
         for trained in (undisturbed, resumed)
     ]
-    assert validations[1] == (validations[0] if stop else validations[0][1:])
+    assert validations[1] == validations[0]
+
+
+def test_an_epoch_is_saved_before_its_evaluation_which_a_stop_may_not_wait_for(tmp_path):
+    saved: list[list[str]] = []
+    places = tmp_path / "checkpoints"
+    run(tmp_path, epochs=2, begin_evaluation=lambda: saved.append(sorted(place.name for place in places.iterdir())))
+    assert saved == [["step-00000005"], ["step-00000005", "step-00000010"]]
 
 
 def test_a_run_resumes_from_the_steps_it_was_told_to_keep(tmp_path):
@@ -188,6 +199,13 @@ def test_a_finished_run_started_again_only_measures(tmp_path):
     again = run(tmp_path)
     assert again.outcome.resumed_from == 15 and losses(again) == {}
     assert again.outcome.validation == first.outcome.validation and same(again.model, first.model)
+
+
+def test_shorter_training_than_is_done_only_measures_and_says_so(tmp_path, capfd):
+    first = run(tmp_path)
+    again = run(tmp_path, epochs=1)
+    assert again.outcome.steps == 15 and again.outcome.validation == first.outcome.validation
+    assert "nothing is left to train: the checkpoint is of step 15, and the job has 5" in capfd.readouterr().out
 
 
 def test_longer_training_goes_on_and_other_training_is_refused(tmp_path):
@@ -243,6 +261,23 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_the_fix(tmp_path):
 
     with pytest.raises(FloatingPointError, match="the loss is inf at step 1: lower learning_rate"):
         run(tmp_path, task=Overflows)
+
+
+def test_weights_that_are_not_finite_take_no_good_checkpoints_place(tmp_path):
+    """Between two log lines nobody looks at the loss."""
+
+    class Diverges(Classification):
+        seen = 0
+
+        def __call__(self, batch):
+            self.seen += 1
+            [losses] = super().__call__(batch)
+            yield {name: value * (math.nan if self.seen == 7 else 1) for name, value in losses.items()}
+
+    with pytest.raises(FloatingPointError, match="the model has weights that are not finite after step 10: lower learn"):
+        run(tmp_path, task=Diverges, log_every=20)
+    assert [place.name for place in (tmp_path / "checkpoints").iterdir()] == ["step-00000005"]
+    assert run(tmp_path, log_every=20).outcome.resumed_from == 5
 
 
 def test_a_step_line_tells_where_its_time_went(tmp_path, capsys):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from training.data.loaders import Data
+from training.data.same_images import identity
 
 from .ranks import run_ranks
 
@@ -49,3 +51,18 @@ SAME = ("abc", "xy", ["cat", "dog"])
 def test_hosts_with_other_images_are_refused_on_every_rank(tmp_path, other, said):
     for done in run_ranks(tmp_path, RANKS.format(cases=[SAME, other])):
         assert said in done.stdout and done.returncode == 0, done.stderr
+
+
+class Images(list):
+    def listing(self) -> str:
+        return " ".join(self)
+
+
+def test_images_are_told_from_others_by_their_number_names_and_classes():
+    def of(training, classes=("cat", "dog")):
+        return identity(Data([*classes], Images(training), Images("xy"), lambda items: items))
+
+    ours = of("abc")
+    assert ours["training images"].startswith("3 (") and ours["classes"].startswith("2 (")
+    assert of("abc") == ours and of("abd")["training images"] != ours["training images"]
+    assert of("abc", ("cat", "cow")) | {"classes": ours["classes"]} == ours != of("abc", ("cat", "cow"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import timm
@@ -69,6 +70,18 @@ def test_a_teacher_is_trained_and_distilled_through_runs(digits):
     assert all(torch.equal(value, weights(student)[name]) for name, value in loaded.state_dict().items())
     assert loaded.pretrained_cfg["label_names"] == [str(digit) for digit in range(10)]
     assert timm.data.resolve_model_data_config(loaded)["input_size"] == (1, 16, 16)
+
+
+def test_a_resume_on_other_images_is_refused_before_its_first_step(digits, tmp_path):
+    """On SageMaker a job with `checkpoints:` goes on from what is there, also when its bucket has got new images meanwhile."""
+    own = tmp_path / "digits"
+    shutil.copytree(digits, own)
+    first = finished(classifier(own, hyperparameters={"checkpoint_every": 3}))
+    next((own / "train/0").iterdir()).unlink()
+    again = launcher.run(launcher.resume(first.name))
+    assert again.wait(120) == "Failed"
+    [said] = [line for _, line in again.logs() if "is of another job: training images is" in line][:1]
+    assert "start anew with another `checkpoints`" in said
 
 
 @pytest.mark.slow

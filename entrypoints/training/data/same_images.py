@@ -1,4 +1,5 @@
-"""Whether all hosts have the same images: a sampler numbers them, and its numbers mean nothing where they differ."""
+"""Whether all hosts, and a run that goes on from another's checkpoint, have the same images: a sampler numbers them, and its numbers mean
+nothing where they differ."""
 
 from __future__ import annotations
 
@@ -19,6 +20,15 @@ class Listed(Protocol):
     def listing(self) -> str: ...
 
 
+def identity(data: Data[Any, Any]) -> dict[str, str]:
+    """What tells the images that a run learns from, and their classes, from others: by number and names; no image is read."""
+    listing = data.training.listing() if isinstance(data.training, Listed) else ""
+    return {
+        "classes": f"{len(data.classes):,} ({_digest(data.classes)[:8]})",
+        "training images": f"{len(data.training):,} ({_digest(listing)[:8]})",
+    }
+
+
 def refuse_other_images(data: Data[Any, Any], world: World) -> None:
     """Compare every rank's images with those of rank 0, by their number and names; no image is read. A collective.
 
@@ -31,8 +41,8 @@ def refuse_other_images(data: Data[Any, Any], world: World) -> None:
     images = {"training": data.training, "held-out": data.held_out}
     counts = world.gather_rows(torch.tensor([[len(part) for part in images.values()]])).tolist()
     listings = {name: part.listing() for name, part in images.items() if isinstance(part, Listed)}
-    own = hashlib.sha256(json.dumps([data.classes, listings]).encode()).digest()
-    digests = world.gather_rows(torch.frombuffer(bytearray(own), dtype=torch.uint8)[None])
+    own = bytearray.fromhex(_digest([data.classes, listings]))
+    digests = world.gather_rows(torch.frombuffer(own, dtype=torch.uint8)[None])
     others = [rank for rank in range(world.size) if counts[rank] != counts[0] or not digests[rank].equal(digests[0])]
     if not others:
         return
@@ -45,3 +55,8 @@ def refuse_other_images(data: Data[Any, Any], world: World) -> None:
         f"{' of other names or classes' if counts[others[0]] == counts[0] else ''}. Every host needs the same files: remove `sharded` "
         "from the inputs, or compare the hosts' copies"
     )
+
+
+def _digest(value: Any) -> str:
+    """SHA-256 of a value of JSON, hexadecimal."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

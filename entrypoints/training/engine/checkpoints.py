@@ -31,7 +31,7 @@ from training.runtime.reporting import write_line
 
 SHARED, OWN, MANIFEST = "shared.pt", "own.pt", "manifest.json"
 
-FORMAT = 2
+FORMAT = 3
 """Of what the files hold; a checkpoint of another one is refused."""
 WRITING, REPLACED = ".writing", ".replaced"
 """Folders that are no checkpoints: one that is being written, and one whose place another takes. A kill may leave them."""
@@ -76,6 +76,14 @@ class Checkpoints:
         self._writer = ThreadPoolExecutor(1, "checkpoint", accelerator.make_current, (world.device,))
         self._writing: Future[str] | None = None
         self._damaged: list[Path] = []
+
+    def belong_to(self, images: Mapping[str, str]) -> None:
+        """Beside its settings, what a checkpoint must have been saved with: what it learns from. Before `load`.
+
+        Args:
+            images: by name, what tells them from others.
+        """
+        self._fingerprint |= images
 
     @property
     def enabled(self) -> bool:
@@ -159,7 +167,7 @@ class Checkpoints:
         Damaged ones, which a lost host or a copy to S3 that was cut short leaves, are skipped and logged.
 
         Raises:
-            ValueError: on every rank: it was saved with other settings, or by another version of these scripts.
+            ValueError: on every rank: it was saved with other settings or images, or by another version of these scripts.
         """
         if self._folder is None:
             return None

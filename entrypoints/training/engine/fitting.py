@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from training.data.batches import Images
 from training.data.loaders import Data, Loaders, open_loaders
-from training.data.same_images import refuse_other_images
+from training.data.same_images import identity, refuse_other_images
 from training.engine.loop import States, Task
 from training.engine.memory import Footprint, choose_batch_size
 from training.engine.memory_trial import StepTrial
@@ -24,7 +24,8 @@ def fitting_loaders(
     *,
     views: int | None = None,
 ) -> Callable[..., Loaders]:
-    """What opens a run's loaders, with micro-batches that fit into every process's memory. A collective.
+    """What opens a run's loaders, with micro-batches that fit into every process's memory; its checkpoints belong to these images from here
+    on. A collective.
 
     Args:
         task: of the bare models, without a collective; StepTrial runs its steps.
@@ -38,6 +39,7 @@ def fitting_loaders(
         ValueError: hosts have different images, not one image fits, or the processes cannot have equal shares.
     """
     refuse_other_images(data, run.world)
+    run.checkpoints.belong_to(identity(data))
     trial = StepTrial(task, states, data, now.optimizer)
     size = choose_batch_size(now, without, run.settings, run.world, run.report, trial)
 

@@ -32,6 +32,9 @@ from training.runtime import failure, metrics
 Losses = dict[str, torch.Tensor]
 """Scalars by name; `loss` is the one that is lowered."""
 
+LESS_STEEP = "lower learning_rate, lengthen the warm-up, set max_grad_norm, or compute in bf16 or fp32 where it was fp16"
+"""What to do where a model diverges."""
+
 States = Sequence[TrainingState]
 """Of the models that a run trains; all do the same steps."""
 
@@ -79,7 +82,7 @@ def train(task: Task, evaluate: Evaluate, states: States, loaders: Loaders, step
 
     Raises:
         ValueError: the checkpoints are of another job.
-        FloatingPointError: the loss is not finite.
+        FloatingPointError: the loss, or a model at a checkpoint, is not finite.
     """
     settings, world, report, timeline = run.settings, run.world, run.report, run.timeline
     per_epoch, validation = len(loaders.train_batches), {}
@@ -91,11 +94,13 @@ def train(task: Task, evaluate: Evaluate, states: States, loaders: Loaders, step
 
     def evaluation_is_due() -> bool:
         epoch, rest = divmod(state.step, per_epoch)
-        return state.step == steps or (rest == 0 and epoch % settings.evaluate_every == 0)
+        return state.step >= steps or (rest == 0 and epoch % settings.evaluate_every == 0)
 
-    if resumed_from and evaluation_is_due() and (state.evaluated_at != state.step or state.step == steps):
-        epoch = -(-state.step // per_epoch)  # the run before ended between this step and its evaluation
+    if resumed_from and evaluation_is_due():  # the run before may have ended between this step and its evaluation
+        epoch = -(-state.step // per_epoch)
         validation = _evaluate(evaluate, states, (epoch, epochs, state.step, steps), run)
+    if state.step > steps:
+        report.say(f"nothing is left to train: the checkpoint is of step {state.step}, and the job has {steps}")
     stopped, saved = False, state.step
     while state.step < steps and not stopped:
         epoch, first = state.step // per_epoch + 1, state.step % per_epoch
@@ -122,10 +127,11 @@ def train(task: Task, evaluate: Evaluate, states: States, loaders: Loaders, step
             if settings.checkpoint_every and state.step % settings.checkpoint_every == 0:
                 saved = _save(states, place, run)
                 timeline.start()
-        if not stopped and evaluation_is_due():
-            validation = _evaluate(evaluate, states, place, run)
+        # before the evaluation, which may take longer than a stop leaves time for; a run that goes on from here evaluates first
         if state.step != saved and (stopped or settings.checkpoint_every is None or state.step == steps):
             saved = _save(states, place, run, required=stopped)
+        if not stopped and evaluation_is_due():
+            validation = _evaluate(evaluate, states, place, run)
     run.operators.close()
     run.profiler.close()
     run.stop.finish()
@@ -230,8 +236,7 @@ def _report_step(losses: Sequence[Losses], states: States, place: Place, run: Ru
         loss = found[state.name][metrics.LOSS.name]
         if not math.isfinite(loss):
             raise FloatingPointError(
-                f"the loss{f' of {state.name}' if state.name else ''} is {loss} at step {state.step}: lower learning_rate, lengthen "
-                "the warm-up, set max_grad_norm, or compute in bf16 or fp32 where it was fp16"
+                f"the loss{f' of {state.name}' if state.name else ''} is {loss} at step {state.step}: {LESS_STEEP}"
             )
         found[state.name][metrics.LEARNING_RATE.name] = state.learning_rate
     run.timeline.step()
@@ -314,8 +319,18 @@ def _evaluate(evaluate: Evaluate, states: States, place: Place, run: Run) -> dic
 
 
 def _save(states: States, place: Place, run: Run, *, required: bool = False) -> int:
-    """A checkpoint of this step, where there is a folder for it; the step. A collective."""
+    """A checkpoint of this step, where there is a folder for it; the step. A collective.
+
+    Raises:
+        FloatingPointError: a model is not finite, of which no checkpoint is to take a good one's place.
+    """
     step = states[0].step
+    for state in states:
+        finite = torch.stack([parameter.detach().isfinite().all() for parameter in state.model.parameters()]).all()
+        if not run.world.all(bool(finite)):
+            raise FloatingPointError(
+                f"the model{f' {state.name}' if state.name else ''} has weights that are not finite after step {step}: {LESS_STEEP}"
+            )
     if run.checkpoints.enabled:
         started = time.perf_counter()
         failure.progress.enter("checkpoint")

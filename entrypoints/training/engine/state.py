@@ -73,7 +73,6 @@ class TrainingState:
             return None
         return {
             "step": self.step,
-            "evaluated_at": self.evaluated_at,
             "trainable": self.trainable.state_dict(),
             "average": None if self.average is None else self.average.module.state_dict(),
             "optimizer": optimizer,
@@ -83,7 +82,7 @@ class TrainingState:
 
     def restore(self, captured: dict[str, Any]) -> None:
         """Go on from a captured state; the world may have another size than then."""
-        self.step, self.evaluated_at = captured["step"], captured["evaluated_at"]
+        self.step = captured["step"]
         self.trainable.load_state_dict(captured["trainable"])
         if self.average is not None:
             self.average.module.load_state_dict(captured["average"])
