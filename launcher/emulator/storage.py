@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -94,24 +95,32 @@ class Checkpoints:
                 self.seen[file] = _fingerprint(file)
 
     def save(self, last: bool = False) -> None:
-        """Copy new and changed files to S3. Deleted files stay there, as on SageMaker.
+        """Copy new and changed files to S3, and delete there what a host has deleted
+        (https://docs.aws.amazon.com/sagemaker/latest/dg/model-checkpoints.html).
 
         Args:
             last: the files are complete, so one that cannot be stored is an error.
         """
+        for file in [file for file in self.seen if not file.exists()]:
+            with contextlib.suppress(BotoCoreError, ClientError):
+                self.client.delete_object(Bucket=self.bucket, Key=self._key(file))
+                del self.seen[file]
         for folder in self.folders:
             for file in files_below(folder):
                 try:
                     fingerprint = _fingerprint(file)
                     if self.seen.get(file) == fingerprint:
                         continue
-                    key = self.prefix + file.relative_to(folder).as_posix()
-                    self.client.upload_file(str(file), self.bucket, key)
+                    self.client.upload_file(str(file), self.bucket, self._key(file))
                 except (OSError, Boto3Error, BotoCoreError, ClientError):
                     if last:
                         raise
                     continue
                 self.seen[file] = fingerprint
+
+    def _key(self, file: Path) -> str:
+        [folder] = [folder for folder in self.folders if file.is_relative_to(folder)]
+        return self.prefix + file.relative_to(folder).as_posix()
 
 
 def files_below(root: Path) -> list[Path]:
