@@ -246,13 +246,13 @@ class RemoteTeacher:
         just now."""
         load = Counter(one.server for one in asked.values())
         have = {one.server for one in asked.values() if one.part == part}
-        now = time.monotonic()
+        now, names = time.monotonic(), self._names  # another thread may put others in their place
         free = [
             name
-            for name, threads in self._names.items()
+            for name, threads in names.items()
             if now >= self._until.get(name, 0.0) and load[name] < threads + QUEUED and name not in have
         ]
-        return min(free, key=lambda name: (load[name] / self._names[name], self._ties.random()), default=None)
+        return min(free, key=lambda name: (load[name] / names[name], self._ties.random()), default=None)
 
     def _logits(self, ticket: Any) -> torch.Tensor:
         answer = self._servers.redeem(ticket)
