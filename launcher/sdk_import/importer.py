@@ -95,7 +95,9 @@ class Importer:
         path = PurePosixPath(entry)
         self.made.values["script"] = path.name if folder is None else str(path)
         if known:
-            self.made.values["source"] = self.source.path(str(path.parent) if folder is None else folder)
+            self.made.values["source"] = place = self.source.path(str(path.parent) if folder is None else folder)
+            if folder is None:
+                self.left("source", place, f"the SDK packages {path.name} alone, this kit its folder: give it a folder of its own")
 
     def name(self, name: Any) -> None:
         if name is not None and not isinstance(name, str):

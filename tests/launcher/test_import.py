@@ -24,12 +24,17 @@ from sagemaker.pytorch import PyTorch
 """
 
 
+ALONE = "the SDK packages t.py alone, this kit its folder: give it a folder of its own"
+
+
 def imported(text: str, head: str = HEAD, which: int = 0) -> Imported:
     """The config of a script's estimator."""
     source = Source("job.py", head + textwrap.dedent(text))
     made = config_of(estimators(source)[which], source)
     if made.unread.get("inputs", "").startswith("no call was seen"):  # most of these start nothing
         del made.unread["inputs"]
+    if made.unread.get("source") == f"{made.values.get('source')}: {ALONE}":  # and have no folder
+        del made.unread["source"]
     return made
 
 
@@ -354,6 +359,11 @@ def test_secrets_stay_in_the_script(here, capsys):
     assert made["secrets"] == {"WANDB_API_KEY": "env"} and made["environment"] == {"A": "1"}
     assert made["hyperparameters"] == {"lr": 1}
     assert "WANDB_API_KEY is taken from your environment" in out and "hyperparameters.hf_token: ***" in out
+
+
+def test_a_script_without_a_folder_takes_along_what_lies_beside_it_and_says_so():
+    source = Source("job.py", HEAD + "PyTorch('a/t.py').fit()")
+    assert config_of(estimators(source)[0], source).unread["source"] == f"a: {ALONE}"
 
 
 def test_what_is_nested_or_no_json_is_noted():
