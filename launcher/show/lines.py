@@ -14,8 +14,8 @@ from launcher.show.text import three_digits
 WIDTH, ROW = 640, 18
 """Pixels: of a chart, and of a line of its legend."""
 
-NARROWEST = 18
-"""Pixels between two numbers of the horizontal axis: one that would touch the last is left out."""
+DIGIT, GAP = 7, 6
+"""Pixels of a digit on the horizontal axis, and between two numbers there: one that would touch the last is left out."""
 
 UNCOLOURED, DASHED = "#808080", 'stroke-dasharray="5 4" opacity="0.7"'
 """Of a legend's sign, which stands for those of every curve; and the look of an ideal line."""
@@ -97,11 +97,12 @@ def _draw(chart: LineChart, top: int) -> list[str]:
         at = top + 46 + ROW * place
         parts += [svg.rect(LEFT, at - 10, 12, 12, f'fill="{_colour(place)}"'), svg.text(LEFT + 18, at, curve.name)]
     parts += axis.drawn(chart.unit, WIDTH)
-    last = -100.0
+    free = 0.0
     for count in sorted(set(counts)):
-        if x(count) - last >= NARROWEST:
-            last = x(count)
-            parts.append(svg.text(last, base + 18, str(count), "faint", "middle"))
+        half = DIGIT * len(str(count)) / 2
+        if x(count) - half >= free:
+            free = x(count) + half + GAP
+            parts.append(svg.text(x(count), base + 18, str(count), "faint", "middle"))
     parts.append(svg.text(LEFT, base + 36, chart.counted, "faint"))
     parts += _legend(chart, base + 54)
     for place, curve in enumerate(chart.curves):
@@ -127,8 +128,8 @@ def _curve(curve: Curve, chart: LineChart, colour: str, x: Callable[[float], flo
         at, value = x(mark.count), mark.value
         if value.high > value.low:
             parts.append(svg.range_bar(at, axis.y(value.low), axis.y(value.high)))
-        meaning = chart.signs.get(mark.sign, mark.sign)
-        tip = f"{curve.name}, {mark.count} {chart.counted}, {meaning}: {three_digits(value.median)} {chart.unit}"
+        meaning = f", {chart.signs[mark.sign]}" if mark.sign in chart.signs else ""
+        tip = f"{curve.name}, {mark.count} {chart.counted}{meaning}: {three_digits(value.median)} {chart.unit}"
         if mark.sign != "ring":
             tip += f", {three_digits(value.low)} to {three_digits(value.high)}, n = {len(value.values)}"
         parts.append(_sign(mark.sign, at, axis.y(value.median), colour, tip))

@@ -33,7 +33,9 @@ def indent(text: str, prefix: str = "  ") -> str:
 
 
 def three_digits(number: float) -> str:
-    """Three significant digits, more before the decimal point: `0.25`, `12.3`, `1234`."""
+    """Three significant digits, more before the decimal point: `0.0034`, `0.25`, `12.3`, `1234`."""
+    if abs(number) < 1:
+        return f"{number:.3g}"
     return f"{number:.0f}" if abs(number) >= 100 else f"{number:.1f}" if abs(number) >= 10 else f"{number:.2f}"
 
 

@@ -27,10 +27,11 @@ def _best(model: str, load: int, cells: Sequence[Cell], pipelines: Sequence[str]
     about = f"{model}, load {load}"
     here = {cell.pipeline: cell for cell in cells if (cell.model, cell.load) == (model, load)}
     first = next(here[name] for name in pipelines if name in here)
-    best = min(here.values(), key=lambda cell: cell.seconds.median)
     if len(here) < 2:
-        return f"{about}: only {best.pipeline} was tried; it is {best.verdict}"
-    if best is first or (len(best.rows) > 1 and not best.seconds.apart(first.seconds)):
+        return f"{about}: only {first.pipeline} was tried; it is {first.verdict}"
+    clear = [cell for cell in here.values() if len(cell.rows) == 1 or cell.seconds.apart(first.seconds)]
+    best = min([first, *clear], key=lambda cell: cell.seconds.median)
+    if best is first:
         return f"{about}: no pipeline is clearly faster than {first.pipeline}, which is {first.verdict}"
     less = improvement(first, best).median
     doubt = "" if min(len(first.rows), len(best.rows)) > 1 else "; one run each, so it may be chance"

@@ -28,7 +28,9 @@ def scaling(lines: Sequence[Line], model: ScalingModel | None) -> list[str]:
     sentences = []
     for line in lines:
         if len(line.clean) < 2:
-            sentences.append(f"{line}: no verdict, because fewer than two sizes have cores of their own")
+            several = len(line.sizes) > 1
+            why = "fewer than two sizes have cores of their own" if several else "only one size was measured"
+            sentences.append(f"{line}: no verdict, because {why}")
             continue
         largest, first = line.clean[-1], line.clean[0]
         efficiency = line.efficiency(largest)
@@ -87,7 +89,11 @@ def repeats(lines: Sequence[Line]) -> list[str]:
 
 
 def errors(held_out: Sequence[HeldOut]) -> list[str]:
-    """How far the model's predictions can be trusted."""
+    """How far the model's predictions can be trusted.
+
+    Args:
+        held_out: a size may be there twice, predicted by different models.
+    """
     known = [(each, each.error) for each in held_out if each.error is not None]
     if not known:
         return ["model: no size could be held out, so its error is unknown"]
@@ -95,8 +101,8 @@ def errors(held_out: Sequence[HeldOut]) -> list[str]:
     middle = median(abs(error) for _, error in known)
     trust = "within 10 %" if abs(error) <= GOAL else "more than 10 %: take its predictions as a guess"
     return [
-        f"model: its error on {len(known)} held-out sizes is {middle * 100:.1f} % in the median and {abs(error) * 100:.1f} % at most "
-        f"({counted(worst.point.hosts, 'host')}, batch {worst.point.batch:g}), {trust}"
+        f"model: its error over {counted(len(known), 'prediction')} of held-out sizes is {middle * 100:.1f} % in the median and "
+        f"{abs(error) * 100:.1f} % at most ({counted(worst.point.hosts, 'host')}, batch {worst.point.batch:g}), {trust}"
     ]
 
 

@@ -133,16 +133,18 @@ def compare(before: Sequence[Losses], after: Sequence[Losses]) -> LossesCompared
     steps = sorted(set.intersection(*(set(one) for one in (*before, *after))))
     if not steps:
         return LossesCompared(True, "losses not compared: none were logged or printed")
-    table = np.array([[one[step] for step in steps] for one in before])
+    every = np.array([[one[step] for step in steps] for one in (*before, *after)])
+    alike = (every == every[0]).all(axis=0) | np.isnan(every).all(axis=0)
+    every[:, alike] = 0.0  # a loss that is nan or inf in all of them has no difference that could be computed
+    table = every[: len(before)]
     noise = np.maximum.accumulate(np.ptp(table, axis=0))  # what differs once, differs from then on
     if noise.any():
         noise = np.maximum(noise, FLOAT32 * np.abs(table).max(axis=0))
     exact = True
-    for one in after:
-        values = np.array([one[step] for step in steps])
+    for values in every[len(before) :]:
         away = np.abs(table - values).min(axis=0)
         exact = exact and not away.any() and not noise.any()
-        if (wrong := ~(away <= OWN_NOISE * noise)).any():  # so that NaN is another loss
+        if (wrong := ~(away <= OWN_NOISE * noise)).any():  # so that NaN beside a number is another loss
             at = int(np.argmax(wrong))
             return LossesCompared(
                 False, f"other losses, first at step {steps[at]}: {values[at]:.9g} instead of {table[0][at]:.9g}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from html import escape
 
@@ -71,12 +72,12 @@ def _step(step: Step, render: html.Renderer) -> str:
 
 
 def _curves(step: Step) -> Picture:
-    """The losses before and after, side by side; "" where none were logged."""
+    """The losses before and after, side by side; "" where none can be drawn."""
     sides = (("before", step.before[0].losses), (str(step.proposal), step.after[0].losses))
-    curves = tuple(Curve(name, _marks(losses)) for name, losses in sides if losses)
+    curves = tuple(Curve(name, marks) for name, losses in sides if (marks := _marks(losses)))
     return line_charts([LineChart("Training loss", "loss", "steps", curves)]) if curves else Picture()
 
 
 def _marks(losses: Losses) -> tuple[Mark, ...]:
-    chosen = sorted(losses)[:: max(1, len(losses) // POINTS)]
-    return tuple(Mark(step, Spread((losses[step],))) for step in chosen)
+    steps = [step for step in sorted(losses) if math.isfinite(losses[step])]  # nan and inf are nowhere on an axis
+    return tuple(Mark(step, Spread((losses[step],))) for step in steps[:: max(1, len(steps) // POINTS)])

@@ -259,7 +259,7 @@ class Tuning:
 
     @property
     def _title(self) -> str:
-        return f"{self.subject.name}: speed-up {self.speedup:.2f}"
+        return f"{self.subject.name}: {self.search.ended if self.failed else f'speed-up {self.speedup:.2f}'}"
 
 
 def _without_secrets(line: str) -> str:

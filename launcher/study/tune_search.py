@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -266,7 +267,8 @@ class Search:
         while fastest.promising and misses < GIVE_UP and not self.measure.spent(1 + PROOF):
             if (neighbour := next(self._neighbours(fastest), None)) is None:
                 break
-            step = self._look(neighbour)
+            with self._undecided(fastest):
+                step = self._look(neighbour)
             faster, slower = (step, fastest) if _faster(step, fastest) else (fastest, step)
             slower.why = slower.why or f"{_times(slower)}: {faster.proposal} is faster"
             misses = 0 if faster is step else misses + 1
@@ -340,10 +342,12 @@ class Search:
         step.why = f"{_times(step)}: no more than the repeats differ by"
 
     def _costs(self, step: Step) -> tuple[Spread, Spread]:
+        """Before and after. Of an even number of trials the median is the middle one that is worse for the change: the mean of both would
+        count half of a first run that was slow because its files were not in memory yet."""
         sides = [[trial.course for trial in side] for side in (step.before, step.after)]
         until = min(course.last for side in sides for course in side)
-        before, after = (tune_course.costs(side, until, self.whole) for side in sides)
-        return before, after
+        before, after = (tune_course.costs(side, until, self.whole).values for side in sides)
+        return Spread(before, statistics.median_low(before)), Spread(after, statistics.median_high(after))
 
 
 BATCH = "global_batch_size"

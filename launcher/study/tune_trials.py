@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,8 +23,20 @@ START = 900.0
 KEYS = ("changes", "repeat")
 """Columns of a trial's key: the changes as JSON, and which of the trials with them it is."""
 
-MEASURED = ("label", "state", "failure", "seconds", "cost_usd", "step_seconds", "images_per_second", "mfu", "headline")
-"""The other columns of the table; cost_usd with what was paid for attempts that were interrupted or failed."""
+MEASURED = (
+    "label",
+    "state",
+    "failure",
+    "allowed_seconds",
+    "seconds",
+    "cost_usd",
+    "step_seconds",
+    "images_per_second",
+    "mfu",
+    "headline",
+)
+"""The other columns of the table; allowed_seconds of training, after which a trial is stopped; cost_usd with what was paid for earlier
+attempts."""
 
 
 @dataclass
@@ -53,8 +65,7 @@ class Trials:
         text = json.dumps(changes, sort_keys=True)
         key = {"changes": text, "repeat": 1 + sum(row["changes"] == text for row in self.used)}
         row = self.known.find(key)
-        if row is None or row["state"] == records.IN_PROGRESS or (row["failure"] and not changes):
-            # it was interrupted, or it is the job as it is: why it failed may be mended
+        if row is None or self._runs_again(row, changes, steps):
             if spent := self._spent(1, self.known.rows):  # also what an earlier call paid for
                 raise Spent(spent)
             trial = self._run(key, changes, label, steps)
@@ -63,6 +74,15 @@ class Trials:
             trial = Trial(changes, self._recorded(row["run"]), row["failure"])
         self.used.append(row)
         return trial
+
+    def _runs_again(self, row: Row, changes: Changes, steps: int | None) -> bool:
+        """Whether a trial was interrupted, or is the job as it is, whose failure may be mended, or was stopped by less time than there is
+        now."""
+        if row["state"] == records.IN_PROGRESS or (row["failure"] and not changes):
+            return True
+        if row["state"] != records.STOPPED or float(row["allowed_seconds"]) >= self.each:
+            return False
+        return steps is None or _last_step(self._recorded(row["run"]).metrics()) < steps
 
     def spent(self, trials: int) -> str:
         """Why the budget does not allow that number of trials; "" where it does. By the trials so far, so that the same command takes the
@@ -100,7 +120,8 @@ class Trials:
         trial = Trial(changes, self.subject.run(changes, self._until(key, label, steps, paid), self.say))
         run = trial.run
         cost = run.outcome().get("cost_usd", self.ceiling)
-        values: dict[str, Any] = {"label": label, "state": run.state, "cost_usd": cost if cost is None else paid + cost}
+        values: dict[str, Any] = {"label": label, "state": run.state, "allowed_seconds": self.each}
+        values["cost_usd"] = cost if cost is None else paid + cost
         if run.state == records.FAILED:
             trial.failed = " ".join(run.outcome().get("failure", run.state).split())[: engine.LONGEST_REASON]
         else:
@@ -131,12 +152,17 @@ class Trials:
             if not lines:
                 return f"no step within {START:.0f} s" if now - began > START else ""
             first = first or now
-            done = lines[-1].get("step")
-            if steps is not None and isinstance(done, int) and done >= steps:
+            if steps is not None and _last_step(lines) >= steps:
                 return f"it made the {steps} steps of the first trial"
             return f"its {self.each:.0f} s as a trial are over" if now - first > self.each else ""
 
         return until
+
+
+def _last_step(metrics: Sequence[Mapping[str, Any]]) -> int:
+    """0 where none was logged."""
+    step = metrics[-1].get("step") if metrics else None
+    return step if isinstance(step, int) else 0
 
 
 def whole(first: Trial) -> float | None:

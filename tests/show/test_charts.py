@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -37,3 +38,25 @@ def test_a_single_size_and_none_are_drawn_too():
     one = Curve("<a> & b", (Mark(1, Spread((5.0,))),), ())
     for chart in (LineChart("t", "u", "hosts", (one,)), LineChart("t", "u", "hosts", ())):
         assert ElementTree.fromstring(line_charts([chart])).tag == f"{SVG}svg"
+
+
+def test_numbers_on_the_horizontal_axis_do_not_touch():
+    marks = tuple(Mark(step, Spread((2.0 / step,))) for step in range(5, 200_005, 1600))
+    drawn = ElementTree.fromstring(line_charts([LineChart("loss", "loss", "steps", (Curve("before", marks),))]))
+    counts = {str(mark.count) for mark in marks}
+    ends = [
+        (float(item.get("x")) - 3.5 * len(item.text), float(item.get("x")) + 3.5 * len(item.text))
+        for item in drawn.iter(f"{SVG}text")
+        if item.get("text-anchor") == "middle" and item.text in counts
+    ]
+    assert len(ends) > 8 and all(right + 5 < left for (_, right), (left, _) in itertools.pairwise(ends))
+
+
+def test_the_pointer_shows_small_values_and_no_sign_that_the_chart_does_not_name():
+    curve = Curve("before", (Mark(5, Spread((0.0034,))), Mark(10, Spread((0.25, 0.5, 12.34)))))
+    drawn = ElementTree.fromstring(line_charts([LineChart("loss", "loss", "steps", (curve,))]))
+    tips = [item.text for circle in drawn.iter(f"{SVG}circle") for item in circle.iter(f"{SVG}title")]
+    assert tips == [
+        "before, 5 steps: 0.0034 loss, 0.0034 to 0.0034, n = 1",
+        "before, 10 steps: 0.5 loss, 0.25 to 12.3, n = 3",
+    ]

@@ -65,6 +65,10 @@ def test_repeats_are_told_as_median_and_range_and_an_overlap_is_no_victory():
         sentences(overlapping, [A, B], JOB)[0]
         == "resnet18, load 1: no pipeline is clearly faster than cpu_reference, which is input-bound"
     )
+    three = [*of(A, 10, 10.1, 10.2), *of(B, 7, 7.5, 10.05), *of("cpu", 8, 8.1, 8.2)]
+    assert sentences(cells(three, ["resnet18"], [A, B, "cpu"], [1]), [A, B, "cpu"], JOB)[0].startswith(
+        "resnet18, load 1: cpu takes 19.80 % less time than cpu_reference ("
+    ), "the fastest overlaps with the first, another does not"
     [cell] = cells(of(A, 10, 12, 11), ["resnet18"], [A, B], [1])
     assert (cell.seconds.median, cell.seconds.low, cell.seconds.high) == (11, 10, 12)
 

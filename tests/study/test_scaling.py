@@ -78,6 +78,13 @@ def test_hosts_that_share_cores_are_shown_and_not_judged():
     assert everything.model is None and everything.lines[0].first is None and "nothing to fit" in str(everything)
 
 
+def test_a_single_size_is_called_so_and_a_size_that_is_held_out_twice_is_not_counted_as_two(known):
+    alone = study([row(1, 8, repeat, 100) for repeat in (1, 2, 3)], hosts=[1], mode="weak")
+    assert alone.verdict.splitlines()[0] == "weak, batch 8 per process: no verdict, because only one size was measured"
+    assert len(known.sizes) == 5
+    assert "its error over 10 predictions of held-out sizes is" in known.verdict
+
+
 def test_hosts_that_crowd_a_machine_are_told_apart_from_those_that_wait_for_each_other():
     """Alone 10 ms an image, beside another 11; the exchange takes 4 ms a step of 8 or 16 images, and one of 20 MB is bandwidth."""
     rows = [row(1, 8, 1, 100), row(1, 16, 1, 100)]

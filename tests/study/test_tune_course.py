@@ -49,6 +49,18 @@ def test_losses_are_the_same_bit_for_bit_or_within_what_repeats_differ_by():
     assert "not compared" in tune_course.compare([{}], [exact]).text
 
 
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_losses_that_are_no_numbers_in_all_trials_are_the_same(broken):
+    diverged = {1: 0.5, 2: broken, 3: 0.25}
+    same = tune_course.compare([diverged, dict(diverged)], [dict(diverged)])
+    assert same.same and same.text == "the same losses in 3 logged steps, bit for bit"
+    assert tune_course.compare([diverged, {**diverged, 1: 0.5001}], [diverged]).same, "noise is known behind it too"
+    finite = {1: 0.5, 2: 0.3, 3: 0.25}
+    other = tune_course.compare([finite, finite], [diverged])
+    assert not other.same and f"first at step 2: {broken} instead of 0.3" in other.text
+    assert not tune_course.compare([diverged, diverged], [{**diverged, 3: 0.26}]).same
+
+
 @pytest.mark.parametrize("state, count", [("Completed", 3), ("Stopped", 2)])
 def test_what_a_stopped_script_printed_last_is_no_loss(tmp_path, state, count):
     folder = RunFolder(tmp_path / "run")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,10 +12,13 @@ import yaml
 
 import launcher
 from launcher.config import yaml_edit
+from launcher.insight.findings import Finding
 from launcher.record.records import RunFolder
 from launcher.runner.run import Run
+from launcher.show import html
+from launcher.study import tune_page
 from launcher.study.tune_result import Tuning
-from launcher.study.tune_search import Search, Trial
+from launcher.study.tune_search import Proposal, Search, Step, Trial
 from launcher.study.tune_subject import CommandSubject, JobSubject, Subject
 
 
@@ -68,3 +72,20 @@ def test_the_calls_own_values_are_in_the_new_config_and_in_the_command(place, tm
     words = shlex.split(shown)
     assert words[:3] == ["launcher", "run", str(file)]
     assert words[3:] == [*given[:2], "environment.MY_TOKEN=***", "hyperparameters.num_workers=3"]
+
+
+def test_losses_that_are_no_numbers_are_not_drawn():
+    def page(before: dict[int, float], after: dict[int, float]) -> str:
+        """Of a change that may alter losses."""
+        trials = [Trial({}, Run(RunFolder(Path("none")))) for _ in range(2)]
+        trials[0].losses, trials[1].losses = before, after
+        finding = Finding(kind="x", title="x", share=0.5, evidence=(), cause="", fixes=())
+        step = Step(Proposal({"matmul_precision": "high"}, finding, ""), trials[:1], trials[1:], why="no faster")
+        return tune_page.fragment("it", [], [], [step], html.inline)
+
+    finite = {1: 0.5, 2: 0.4}
+    for broken in (math.inf, math.nan):
+        drawn = page(finite, {1: 0.5, 2: broken})
+        assert drawn.count("<circle") == 3 and "nan" not in drawn
+        assert page({1: broken, 2: 0.4}, {1: broken}).count("<circle") == 1
+        assert "<svg" not in page({1: broken}, {1: broken})

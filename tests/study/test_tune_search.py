@@ -112,9 +112,11 @@ def test_a_change_that_is_no_faster_takes_a_single_trial():
     assert job.search.ended == "nothing that may be changed helps against what is left"
 
 
-def test_what_was_fast_by_luck_is_rolled_back():
-    """Only its first trial is faster."""
-    job = Job(2, lambda workers, trial: 0.8 if trial == 2 else 1.0, lambda workers: [finding("risky", num_workers=4)])
+@pytest.mark.parametrize("again", [1.0, 0.99])
+def test_what_was_fast_by_luck_is_rolled_back(again):
+    """Only its first trial is much faster."""
+    costs = {2: 0.8, 4: again}
+    job = Job(2, lambda workers, trial: costs.get(trial, 1.0), lambda workers: [finding("risky", num_workers=4)])
     assert job.tuned() == {} and job.tried == [2, 4, 2, 4]
     assert not job.search.steps[0].kept and job.search.steps[0].decided
 
@@ -125,6 +127,17 @@ def test_what_was_slow_by_chance_as_it_is_keeps_no_change():
     assert job.tuned() == {}
 
 
+@pytest.mark.parametrize("first, changed, kept", [(2.0, 0.995, {}), (1.1, 0.995, {}), (2.0, 0.9, {"num_workers": 4})])
+def test_a_slow_first_run_does_not_count_half_where_there_are_two(first, changed, kept):
+    def each(workers: int, trial: int) -> float:
+        return first if trial == 1 else changed if workers == 4 else 1.0
+
+    job = Job(2, each, lambda workers: [finding("risky", num_workers=4)])
+    assert job.tuned() == kept and job.tried == [2, 4, 2, 4]
+    [step] = job.search.steps
+    assert step.gain == pytest.approx(1 / changed)
+
+
 @pytest.mark.parametrize("most, kept", [(3, {}), (4, {"num_workers": 2}), (5, {"num_workers": 4})])
 def test_the_last_trials_of_a_budget_prove_what_was_found(most, kept):
     job = Job(1, lambda workers, _: max(1.0, 8 / workers), waits, most)
@@ -132,11 +145,26 @@ def test_the_last_trials_of_a_budget_prove_what_was_found(most, kept):
     assert job.search.ended == "the trials are spent" and not job.search.steps[-1].decided
 
 
+def test_a_change_whose_proof_the_budget_cuts_off_is_not_decided():
+    """An earlier call paid for more than the trials so far: a neighbour is refused although looking ahead allowed it."""
+
+    class Paid(Job):
+        def spent(self, trials: int) -> str:
+            return super().spent(trials) if trials == 1 else ""
+
+    job = Paid(1, lambda workers, _: max(1.0, 8 / workers), waits, most=3)
+    assert job.tuned() == {} and job.tried == [1, 2, 4]
+    found = [(step.proposal.value, step.verdict, step.why) for step in job.search.steps]
+    assert found[0][1] == "rolled back" and "num_workers=4 is faster" in found[0][2]
+    assert found[1:] == [(4, "not decided", "the trials are spent"), (8, "not decided", "the trials are spent")]
+
+
 def test_a_budget_that_is_spent_before_the_first_trial_is_what_is_said(tmp_path):
     job = Job(1, lambda workers, trial: 1.0, lambda workers: [], most=0)
     job.search.run()
     found = Tuning(job.search.subject, tmp_path / "trials.csv", job.search, None)
     assert found.failed and str(found) == job.search.ended and "spent" in job.search.ended and found.limit == ""
+    assert repr(found) == "<tuning of it: the trials are spent>"
     found.save_html(tmp_path / "why.html")
     for part in ("first", "comparison"):
         with pytest.raises(UserError, match="spent"):

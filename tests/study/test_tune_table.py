@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding, Fix
 from launcher.record.records import RunFolder, write_json
 from launcher.runner.run import Run
-from launcher.study.conditions import CONDITIONS
+from launcher.study.conditions import CONDITIONS, settings_of
 from launcher.study.trial_table import TrialTable
 from launcher.study.tune_result import Tuning
 from launcher.study.tune_search import Spent
@@ -131,3 +132,41 @@ def test_trials_that_were_interrupted_or_failed_count_for_what_was_paid(store, t
     with pytest.raises(Spent, match=r"\$0.75 of \$1.00 are spent, and a trial may cost \$0.50"):
         trials()({}, "as it is")
     assert len(launcher.runs()) == 2
+
+
+@pytest.mark.parametrize(
+    "state, failure, done, steps, again",
+    [
+        ("Stopped", "", 40, None, True),
+        ("Stopped", "", 40, 80, True),
+        ("Stopped", "", 80, 80, False),
+        ("Stopped", "it recorded too few steps", 4, 80, True),
+        ("Completed", "", 40, 80, False),
+        ("Failed", "no memory is left", 4, 80, False),
+    ],
+)
+def test_a_trial_that_its_time_stopped_runs_again_with_more_time(store, tmp_path, state, failure, done, steps, again):
+    store.mkdir()
+    subject, file = Priced(store), tmp_path / "trials.csv"
+    changes: Changes = {"num_workers": 4} if steps else {}
+    earlier = subject.run(changes, lambda run: "", print)
+    earlier.folder.metrics.write_text(json.dumps({"rank": 0, "step": done}) + "\n")
+    key, row = {"changes": json.dumps(changes), "repeat": 1}, {"state": state, "failure": failure, "seconds": 20.0}
+    table = TrialTable(file, KEYS, MEASURED, subject.conditions())
+    table.add(key, {**row, "allowed_seconds": 15.0}, earlier)
+
+    def measured(allowed: float) -> bool:
+        """Whether a trial of that many seconds runs."""
+        known = TrialTable(file, KEYS, MEASURED, subject.conditions())
+        trials = Trials(subject, known, 20, 600, allowed, None, None, print)
+        return trials(changes, "it", steps).run.name != earlier.name
+
+    assert not measured(10.0) and not measured(15.0)
+    assert measured(60.0) is again and rows(file)[0]["allowed_seconds"] == ("60.0" if again else "15.0")
+
+
+@pytest.mark.parametrize("section", [{"profiling": {"system_interval_ms": 100}}, {"debugger": {}}])
+def test_trials_with_and_without_a_profiler_are_not_compared(section):
+    job = {"name": "x", "script": "train_classifier.py", "region": "us-west-2"}
+    without, profiled = (launcher.from_values(values) for values in (job, {**job, **section}))
+    assert settings_of(without, ()) != settings_of(profiled, ())
