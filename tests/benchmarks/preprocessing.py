@@ -8,7 +8,9 @@ scikit-learn's photographs, scaled as photographs on the web are: 400 x 300 pixe
 torchvision's way is that of aws-samples/sagemaker-cv-preprocessing-training-performance: ImageFolder with Pillow, and as its
 augmentation load HorizontalFlip, VerticalFlip and RandomRotation(5), nearest neighbours, N times; ours are bilinear. DALI's is
 its own reader, decoder with a random crop, resize and flip (`dali_path.plain`), where DALI is installed. SPDL's is its pipeline of
-threads, in which FFmpeg decodes, crops, scales and mirrors; Debian's FFmpeg is `apt-get install libavfilter8 libavdevice59`.
+threads, in which FFmpeg decodes, crops, scales and mirrors; Debian's FFmpeg is `apt-get install libavfilter8 libavdevice59`. FFCV's is its
+loader with a file of its own, in which the images are JPEGs again, of the same size to a few percent; it is built from its source with
+`apt-get install --no-install-recommends libopencv-dev libturbojpeg0-dev pkg-config`.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ import numpy as np
 import psutil
 import torch
 from engine import ALONE, machine, progress, ratio, table
-from photographs import LARGE, NAMES, PHOTOGRAPHS, SMALL, bits_a_pixel, some_of, write_images
+from photographs import LARGE, NAMES, PHOTOGRAPHS, QUALITY, SMALL, bits_a_pixel, some_of, write_images
 from PIL import Image
 from torch.utils.data import DataLoader
 from training.data.augmentation import Augmentation, random_box
@@ -49,7 +51,7 @@ LOADS = (0, 1, 4, 8, 12)
 TORCHVISION, OURS, COMPOSED, REFERENCE = "torchvision", "cpu", "cpu, composed", "cpu_reference"
 BARE, CUT = "bare decoding", "bare decoding, crop, resize"
 DALI, SMOOTH = "DALI on the CPU", "the same, smooth chroma"
-SPDL, LOADER = "SPDL", "cpu, a loader process"
+SPDL, FFCV, LOADER = "SPDL", "FFCV", "cpu, a loader process"
 
 AHEAD = 6
 """Batches that are taken before the wall's clock starts: more than any of the ways makes ahead."""
@@ -173,6 +175,47 @@ def has_spdl() -> bool:
     return True
 
 
+def by_ffcv(root: Path, threads: int = 1) -> Way:
+    from ffcv.fields.decoders import RandomResizedCropRGBImageDecoder
+    from ffcv.loader import Loader, OrderOption
+    from ffcv.transforms import RandomHorizontalFlip, ToTensor, ToTorchImage
+
+    pixels = [RandomResizedCropRGBImageDecoder((SIZE, SIZE)), RandomHorizontalFlip(), ToTensor(), ToTorchImage()]
+    file = str(_beton(root))
+    loader = Loader(
+        file, BATCH, threads, order=OrderOption.RANDOM, os_cache=True, drop_last=True, pipelines={"image": pixels}
+    )
+    while True:
+        for (images,) in loader:
+            assert images.shape == (BATCH, 3, SIZE, SIZE) and images.dtype == torch.uint8
+            yield len(images)
+
+
+def _beton(root: Path) -> Path:
+    """FFCV's file of a folder's images, as JPEGs of the quality that `write_images` gives them."""
+    from ffcv.fields import RGBImageField
+    from ffcv.writer import DatasetWriter
+
+    files, made = sorted(root.rglob("*.jpg")), root.with_suffix(".beton")
+
+    class Images:
+        def __len__(self) -> int:
+            return len(files)
+
+        def __getitem__(self, number: int) -> tuple[Image.Image]:
+            return (Image.open(files[number]).convert("RGB"),)
+
+    if not made.exists():
+        kept = RGBImageField("jpg", jpeg_quality=QUALITY[Image.open(files[0]).size])
+        DatasetWriter(str(made), {"image": kept}, num_workers=1).from_indexed_dataset(Images())
+    return made
+
+
+def has_ffcv() -> bool:
+    """Whether it is installed."""
+    return importlib.util.find_spec("ffcv") is not None
+
+
 # -- measuring ---------------------------------------------------------------------------------------------------------
 
 
@@ -267,6 +310,8 @@ def cost_of_a_view(root: Path, images: int, rounds: int) -> str:
     }
     if has_spdl():
         ways[SPDL] = Contestant(by_spdl, root)
+    if has_ffcv():
+        ways[FFCV] = Contestant(by_ffcv, root)
     if has_dali():
         ways |= {DALI: Contestant(by_dali, root), SMOOTH: Contestant(by_dali, root, fancy=True)}
     found = measure(ways, images, rounds)
@@ -288,6 +333,8 @@ def speed_of_two(root: Path, images: int, rounds: int) -> str:
         ways["DALI on the CPU, 2 threads"] = Contestant(by_dali, root, threads=2)
     if has_spdl():
         ways["SPDL, 2 threads"] = Contestant(by_spdl, root, threads=2)
+    if has_ffcv():
+        ways["FFCV, 2 threads"] = Contestant(by_ffcv, root, threads=2)
     found = measure(ways, images, rounds, wall=True)
     rows, first = [("", "images/s", "x the first's time")], next(iter(found.values()))
     for name, seconds in found.items():
