@@ -14,6 +14,7 @@ from launcher.config import placeholders
 from launcher.config.issues import Issue, did_you_mean
 from launcher.config.job import Job
 from launcher.planner import groups
+from launcher.record import records
 
 warning = partial(Issue, level="warning")
 
@@ -23,9 +24,6 @@ https://docs.aws.amazon.com/sagemaker/latest/dg/model-managed-spot-training.html
 
 TAKEN_FOLDERS = ("/opt/ml/code", "/opt/ml/input", "/opt/ml/model", "/opt/ml/output")
 """Folders of the container with another use."""
-
-CHECKPOINTS_FOLDER = "/opt/ml/checkpoints"
-"""SageMaker's default. No environment variable names another one."""
 
 
 def check(job: Job, *, kit_script: bool, requirements: bool) -> list[Issue]:
@@ -284,19 +282,13 @@ def _spot_and_checkpoints(job: Job, kit_script: bool) -> Iterator[Issue]:
             found="the label bank lies among the checkpoints, and the job keeps none",
             fix="add checkpoints: s3://your-bucket/prefix, or set teacher_cache.where to channel:NAME, an input in S3 or on FSx",
         )
-    path = job.checkpoints.path if job.checkpoints else None
+    path = job.checkpoints.path if job.checkpoints and not kit_script else None
     if path is not None and any(path == taken or path.startswith(f"{taken}/") for taken in TAKEN_FOLDERS):
         yield Issue(
             key="checkpoints.path",
             found=f"{path} has another use in the container",
             valid="another folder below /opt/ml",
-            fix=f"remove path; the default is {CHECKPOINTS_FOLDER}",
-        )
-    elif kit_script and path is not None and path.rstrip("/") != CHECKPOINTS_FOLDER:
-        yield Issue(
-            key="checkpoints.path",
-            found=f"{path}: this kit's scripts write to {CHECKPOINTS_FOLDER}, so no checkpoint would reach S3",
-            fix=f"remove path; the default is {CHECKPOINTS_FOLDER}",
+            fix=f"remove path; the default is {records.CHECKPOINTS}",
         )
 
 

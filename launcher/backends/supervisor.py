@@ -221,9 +221,8 @@ def on_a_full_disk(full: str, folder: records.RunFolder, failure: str) -> dict[s
     known = failure_causes.explain(full or failure)
     if known is not None:
         found |= {"cause": known.cause, "fix": known.fix}
-    for checkpoints in sorted(folder.path.glob("hosts/*/opt/ml/checkpoints")):
-        whole = [place for place in checkpoints.iterdir() if not place.name.startswith(".")]
-        if whole:
+    for host in sorted(folder.path.glob("hosts/*")):
+        if whole := folder.complete_checkpoints(host.name):
             latest = max(whole, key=lambda place: place.stat().st_mtime)
             found["saved"].append(f"the latest checkpoint, {latest.relative_to(folder.path)}")
     for log in sorted(folder.path.glob("logs/algo-*.log")):

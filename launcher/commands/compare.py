@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping
 from typing import Any
 
 import launcher
 from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE
+from launcher.commands.json_text import as_json
 from launcher.config import students
 from launcher.insight.diagnose import speed
 from launcher.record.progress import percent, quality
@@ -27,7 +27,7 @@ def add(to: arguments.Add) -> None:
 def carry_out(options: argparse.Namespace) -> int:
     chosen = [launcher.attach(name) for name in options.runs]
     if options.json:
-        print(json.dumps([_described(run) for run in chosen], indent=2))
+        print(as_json([_described(run) for run in chosen]))
     else:
         print_comparison(chosen)
     return DONE

@@ -12,6 +12,7 @@ from typing import Any
 
 from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE
+from launcher.commands.json_text import as_json
 from launcher.config import defaults, yaml_edit, yaml_file
 from launcher.config.issues import Issue, UserError
 from launcher.config.redaction import REDACTED, is_secret, mentions_a_secret
@@ -137,7 +138,7 @@ def _same(one: Issue, other: Issue) -> bool:
 def _json(found: list[defaults.Default]) -> str:
     places = {"user": str(defaults.user_file()), "project": str(defaults.project_file())}
     values = [{"key": one.key, "value": one.value, "origin": one.origin} for one in found]
-    return json.dumps({"files": places, "profiles": defaults.profile_names(), "defaults": values}, indent=2)
+    return as_json({"files": places, "profiles": defaults.profile_names(), "defaults": values})
 
 
 def _text(found: list[defaults.Default], profile: str | None) -> str:

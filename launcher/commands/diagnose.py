@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 
 import launcher
 from launcher import backends
 from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE, INTERRUPTED, RUN_FAILED
+from launcher.commands.json_text import as_json
 from launcher.config.issues import mistake
 from launcher.runner import probe
 
@@ -51,7 +51,7 @@ def carry_out(options: argparse.Namespace) -> int:
     found: launcher.Diagnosis | launcher.Comparison = launcher.diagnose(
         options.source, options.other, probe=options.probe, overrides=options.changes, on=options.on, say=arguments.note
     )
-    print(json.dumps(found.to_dict(), indent=2) if options.json else found)
+    print(as_json(found.to_dict()) if options.json else found)
     if page is not None:
         print(f"page: {found.save_html(page)}", file=sys.stderr)
     if not options.probe or isinstance(found, launcher.Comparison) or not isinstance(found.probe, str):

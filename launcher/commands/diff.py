@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 
 import launcher
 from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE
+from launcher.commands.json_text import as_json
 from launcher.runner.run import Run
 from launcher.show.table import Table
 
@@ -23,7 +23,7 @@ def add(to: arguments.Add) -> None:
 def carry_out(options: argparse.Namespace) -> int:
     first, second = (launcher.attach(name) for name in (options.first, options.second))
     if options.json:
-        print(json.dumps([asdict(item) for item in launcher.diff(first, second)], indent=2))
+        print(as_json([asdict(item) for item in launcher.diff(first, second)]))
     else:
         print_differences(first, second)
     return DONE

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import json
 import os
 import platform
 import sys
@@ -16,6 +15,7 @@ from launcher.aws import sdk
 from launcher.backends import docker, docker_engine, process
 from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE, RUN_FAILED
+from launcher.commands.json_text import as_json
 from launcher.config.issues import Issue
 from launcher.record import records
 from launcher.show.severity import coloured
@@ -34,7 +34,7 @@ def add(to: arguments.Add) -> None:
 
 def carry_out(options: argparse.Namespace) -> int:
     needs = look()
-    print(json.dumps(to_dict(needs), indent=2) if options.json else coloured(text(needs), sys.stdout))
+    print(as_json(to_dict(needs)) if options.json else coloured(text(needs), sys.stdout))
     return DONE if any(ready(needs).values()) else RUN_FAILED
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 import launcher
 from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE, RUN_FAILED
+from launcher.commands.json_text import as_json
 
 
 def add(to: arguments.Add) -> None:
@@ -45,5 +45,5 @@ def carry_out(options: argparse.Namespace) -> int:
         seed=options.seed,
         say=arguments.saying(options),
     )
-    print(json.dumps(found.to_dict(), indent=2) if options.json else found)
+    print(as_json(found.to_dict()) if options.json else found)
     return RUN_FAILED if found.difference else DONE

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE
+from launcher.commands.json_text import as_json
 from launcher.config import builtin_configs
 from launcher.config.entrypoints import entrypoints_folder
 from launcher.config.expressions import NotPlain
@@ -50,7 +51,7 @@ def add(to: arguments.Add) -> None:
 
 def carry_out(options: argparse.Namespace) -> int:
     if options.subject is None:
-        print(json.dumps(_all(), indent=2) if options.json else _list(_all()))
+        print(as_json(_all()) if options.json else _list(_all()))
         return DONE
     keys, settings = _explained(options.subject)
     _refuse_unknown(options.names, [one.name for one, _ in [*keys, *settings]])
@@ -59,7 +60,7 @@ def carry_out(options: argparse.Namespace) -> int:
     )
     if options.json:
         found = {"keys": [_to_dict(*pair) for pair in keys], "settings": [_to_dict(*pair) for pair in settings]}
-        print(json.dumps({"subject": options.subject, **found}, indent=2))
+        print(as_json({"subject": options.subject, **found}))
     else:
         print("\n".join(_text(options.subject, keys, settings)))
     return DONE

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE, RUN_FAILED
+from launcher.commands.json_text import as_json
 
 KINDS = ("npz", "safetensors", "huggingface")
 """What a bank is exported as; named here too, since the exporter needs numpy."""
@@ -45,7 +45,7 @@ def show(options: argparse.Namespace) -> int:
     from launcher.labels.bank import Bank
 
     bank = Bank(options.folder)
-    print(json.dumps(description.description(bank), indent=2) if options.json else description.as_text(bank))
+    print(as_json(description.description(bank)) if options.json else description.as_text(bank))
     return DONE
 
 

@@ -104,14 +104,18 @@ class _LiveLine:
         self.run = run
         self.progress = RunProgress(run.folder)
         self.drawn = False
+        self.is_history = True
+        """Whether the lines were written before: of those, the last alone is drawn."""
 
     def show(self, host: str, line: str, *, is_first: bool) -> None:
-        if is_first and self.progress.read_line(line, time.monotonic()):
+        if is_first and self.progress.read_line(line, time.monotonic()) and not self.is_history:
             self.draw()
 
     def idle(self) -> None:
-        if self.progress.read_observed(time.monotonic()):
+        if self.progress.read_observed(time.monotonic()) or (self.is_history and self.progress.metrics):
             self.draw()
+        self.is_history = False
+        self.progress.caught_up()
 
     def draw(self) -> None:
         text = self.progress.line(self.progress.seconds_left(time.monotonic()), self.run.spend)

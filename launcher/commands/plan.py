@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 
@@ -11,6 +10,7 @@ import launcher
 from launcher.backends.plans import plan_config
 from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE, USER_ERROR
+from launcher.commands.json_text import as_json
 from launcher.config.issues import Issue, UserError
 from launcher.planner.plan_text import Part, counts, in_full
 from launcher.runner import labelling
@@ -58,7 +58,7 @@ def carry_out(options: argparse.Namespace) -> int:
     if others:
         return _each([options.config, *others], given, options)
     made = _planned(options.config, given, options)
-    print(made.to_json() if options.json else coloured(made.text(*options.opened), sys.stdout))
+    print(as_json(made.to_dict()) if options.json else coloured(made.text(*options.opened), sys.stdout))
     return _exit_code(made.issues, options)
 
 
@@ -86,7 +86,7 @@ def _each(configs: list[str], overrides: list[str], options: argparse.Namespace)
             about += filter(None, [counts(issues)])
             print(coloured("\n".join([f"{config}: {', '.join(about)}", *in_full(wrong)]), sys.stdout))
     if options.json:
-        print(json.dumps(told, indent=2))
+        print(as_json(told))
     return _exit_code(every, options)
 
 

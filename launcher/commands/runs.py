@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 from datetime import datetime, timezone
 from typing import Any
 
 import launcher
 from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE
+from launcher.commands.json_text import as_json
 from launcher.config.issues import Issue, UserError, mistake
 from launcher.record import records, removal
 from launcher.record.progress import quality
@@ -40,7 +40,7 @@ def carry_out(options: argparse.Namespace) -> int:
     found = launcher.runs()
     shown = found if options.all else found[-options.last :]
     if options.json:
-        print(json.dumps([_described(run) for run in shown], indent=2))
+        print(as_json([_described(run) for run in shown]))
     elif found:
         whole = print_runs(shown)
         if len(shown) < len(found):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ import launcher
 from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE
 from launcher.commands.foreground import print_failure
+from launcher.commands.json_text import as_json
 from launcher.commands.runs import as_last_heard
 from launcher.config import students
 from launcher.record import records, removal
@@ -35,7 +35,7 @@ def add(to: arguments.Add) -> None:
 def carry_out(options: argparse.Namespace) -> int:
     run = launcher.attach(options.run)
     if options.json:
-        print(json.dumps(_described(run), indent=2))
+        print(as_json(_described(run)))
     else:
         print_run(run)
     return DONE
@@ -173,10 +173,9 @@ def _about_the_price(plan: dict[str, Any], outcome: dict[str, Any], run: Run) ->
     if outcome.get("billable_seconds") is not None:
         lines.append(f"  billed      {outcome['billable_seconds']} s on each host")
     if outcome.get("cost_usd") is not None:
-        epochs = [
-            one["epoch"] for one in run.metrics() if isinstance(one.get("epoch"), int) and 0 < one["epoch"] < 2**53
-        ]
-        each = f", {dollars(outcome['cost_usd'] / max(epochs))} an epoch" if epochs else ""
+        found = (one.get("epoch") for one in run.metrics())  # a resumed run's do not begin at 1
+        epochs = {epoch for epoch in found if isinstance(epoch, int) and epoch > 0}
+        each = f", {dollars(outcome['cost_usd'] / len(epochs))} an epoch" if epochs else ""
         lines.append(f"  cost        {dollars(outcome['cost_usd'])}{each}")
     if outcome.get("saving") is not None:
         lines.append(f"  spot        saved {percent(outcome['saving'])}")

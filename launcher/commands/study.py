@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from typing import Any
 
 from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE, RUN_FAILED
+from launcher.commands.json_text import as_json
 
 
 def add(to: arguments.Add) -> None:
@@ -98,7 +98,7 @@ def _study(
     )
     tell = arguments.saying(options)
     if options.json:
-        print(json.dumps(found.to_dict(), indent=2), flush=True)
+        print(as_json(found.to_dict()), flush=True)
     else:
         print(f"\n{found}\n\ntable   {found.file}")
     if found.tables():

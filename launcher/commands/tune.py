@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 
 import launcher
 from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE, RUN_FAILED
+from launcher.commands.json_text import as_json
 from launcher.config.issues import mistake
 
 
@@ -63,7 +63,7 @@ def carry_out(options: argparse.Namespace) -> int:
         **budget,
     )
     if options.json:
-        print(json.dumps(found.to_dict(), indent=2), flush=True)  # before what may fail
+        print(as_json(found.to_dict()), flush=True)  # before what may fail
     tell = arguments.saying(options)
     tell(f"\n{found}\n\ntable   {found.file}")
     if options.write is not None:

@@ -79,6 +79,7 @@ def check(job: Job, source: Path, files: list[SourceFile], world_size: int) -> l
     if not issues:
         issues += hyperparameters.check(source, job.script, job.hyperparameters, job.inputs)
     issues += _check_unread(job)
+    issues += _check_checkpoints(job)
     issues += _check_environment(job)
     issues += _check_texts(job)
     issues += groups.check(job)
@@ -203,6 +204,17 @@ def _check_unread(job: Job) -> Iterator[Issue]:
         if job.source is None and channel in job.inputs and not asks(job.hyperparameters.get(name)):
             found = f"given, and {job.script} does not read it without {name}"
             yield Issue(key=f"inputs.{channel}", level="warning", found=found, fix=f"write {fix}, or remove it")
+
+
+def _check_checkpoints(job: Job) -> Iterator[Issue]:
+    """A folder of checkpoints that this kit's scripts do not write to: no environment variable names it to them."""
+    path = job.checkpoints.path if job.checkpoints is not None and job.source is None else None
+    if path is not None and path.rstrip("/") != str(records.CHECKPOINTS):
+        yield Issue(
+            key="checkpoints.path",
+            found=f"{path} would hold no checkpoint: this kit's scripts write to {records.CHECKPOINTS}",
+            fix=f"remove path; the default is {records.CHECKPOINTS}",
+        )
 
 
 def _check_environment(job: Job) -> Iterator[Issue]:

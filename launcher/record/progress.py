@@ -12,9 +12,6 @@ from launcher.record.records import RunFolder
 from launcher.record.script_output import training_loss
 from launcher.show.text import dollars, number
 
-HISTORY_SECONDS = 1.0
-"""Seconds. Lines that arrive this soon after the first had been written before, and say nothing about the speed."""
-
 
 class Progress:
     """The latest value of every metric of a run, the curves of some, and the time left."""
@@ -26,7 +23,15 @@ class Progress:
             one.name: [] for one in metric_table().METRICS if one.is_curve
         }
         """By name: (step, value), in order."""
+        self._passes = 0
+        """The first pass over the metrics is the history, whose times are unknown; the second brings the first that have just arrived."""
         self._began: tuple[float, int] | None = None
+        """When the last metrics of the second pass arrived, and their step: the speed counts from there."""
+
+    def caught_up(self) -> None:
+        """End a pass: all metrics that exist so far were added."""
+        if self._passes != 1 or self._began is not None:
+            self._passes += 1
 
     def add(self, metric: Metric, now: float) -> None:
         """Add metrics that arrived at `now`, in seconds of a monotonic clock."""
@@ -35,8 +40,8 @@ class Progress:
         for name in self.curves:
             if name in metric.values:
                 self.curves[name].append((metric.step, metric.values[name]))
-        if self._began is None or now - self._began[0] < HISTORY_SECONDS:
-            self._began = (self._began[0] if self._began else now, metric.step)
+        if self._passes == 1:
+            self._began = (now, metric.step)
 
     def add_loss(self, loss: float) -> None:
         """Add a loss that a script printed in a form of its own, where nothing counts its steps."""
@@ -50,13 +55,15 @@ class Progress:
         return done / steps if steps else 0.0
 
     def seconds_left(self, now: float) -> float | None:
-        """Seconds left, at the speed since the first line, or as the observer measured it; None where the speed is not known yet. Of the
+        """Seconds left, at the speed since the history, or as the observer measured it; None where the speed is not known yet. Of the
         epoch where the script's end is not known."""
-        if self._began is None or self.last is None:
-            return None
         done, steps = self._done()
+        if self.last is None or not steps:
+            return None
         if self.last.steps is None:
-            return (steps - done) / self.metrics["steps/s"] if steps else None
+            return (steps - done) / self.metrics["steps/s"]
+        if self._began is None:
+            return None
         new = self.last.step - self._began[1]
         return (now - self._began[0]) / new * (steps - done) if new > 0 else None
 
@@ -80,7 +87,7 @@ class Progress:
             parts.append(dollars(spend))
         if seconds_left is not None:
             of = " of the epoch" if self.last is not None and self.last.steps is None else ""
-            parts.append(f"{int(seconds_left) // 60}:{int(seconds_left) % 60:02d} left{of}")
+            parts.append(f"{_clock(seconds_left)} left{of}")
         return "  ".join(parts)
 
     def _place(self, last: Metric) -> list[str]:
@@ -126,6 +133,12 @@ class RunProgress(Progress):
             self._position = after
             self.add(metric, now)
         return self._position > before
+
+
+def _clock(seconds: float) -> str:
+    """A time as `1:23`, with hours `1:02:03`."""
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
 def quality(result: dict[str, Any]) -> str:

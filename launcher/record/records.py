@@ -243,8 +243,12 @@ class RunFolder:
 
     def left_checkpoints(self) -> bool:
         """Whether any host left a checkpoint in this folder."""
-        hosts = _folders(self.path / "hosts")
-        return any(any(place.iterdir()) for host in hosts if (place := self.checkpoints(host)).is_dir())
+        return any(self.complete_checkpoints(host) for host in _folders(self.path / "hosts"))
+
+    def complete_checkpoints(self, host: str) -> list[Path]:
+        """What a host left in its folder of checkpoints, without hidden files and folders: they are checkpoints being written."""
+        place = self.checkpoints(host)
+        return [path for path in place.iterdir() if not path.name.startswith(".")] if place.is_dir() else []
 
     def checkpoints(self, host: str) -> Path:
         """A host's folder of checkpoints: below its /opt/ml, as the job's `checkpoints.path` says."""

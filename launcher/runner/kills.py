@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 
 from launcher.backends import toolkit
+from launcher.config.issues import mistake
+from launcher.record import records
 from launcher.runner.run import Run
 
 WORKERS, STOP, HOST, MACHINE = "SIGKILL to the script", "SIGTERM", "SIGKILL to a host", "SIGKILL to all of the run"
@@ -22,6 +24,9 @@ SERVER, SERVER_TITLE = "SIGKILL to a server", "ray::ImageServer"
 
 WRITING_SECONDS = 20
 """Seconds that a kill waits for a checkpoint to begin."""
+
+ENDING_SECONDS = 30
+"""Seconds for the end of a run whose host has no process any more: its supervisor still packs the model."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class Kill:
 
 def wait_for_a_checkpoint_under_way(run: Run) -> None:
     """Wait until a hidden file, a checkpoint that is not complete, appears or changes in the first host's folder."""
-    folder = run.folder.host(run.hosts[0]) / "checkpoints"
+    folder = run.folder.checkpoints(run.hosts[0])
     before, end = _hidden(folder), time.monotonic() + WRITING_SECONDS  # an earlier kill may have left one
     while time.monotonic() < end and not run.folder.outcome.exists() and _hidden(folder) <= before:
         time.sleep(0.001)
@@ -47,7 +52,7 @@ def wait_for_a_checkpoint_under_way(run: Run) -> None:
 
 def _hidden(folder: Path) -> set[tuple[str, int]]:
     found = set()
-    for path in folder.iterdir():
+    for path in folder.iterdir() if folder.is_dir() else ():
         if path.name.startswith("."):
             with contextlib.suppress(FileNotFoundError):  # it is complete now
                 found.add((path.name, path.stat().st_mtime_ns))
@@ -55,16 +60,33 @@ def _hidden(folder: Path) -> set[tuple[str, int]]:
 
 
 def kill(run: Run, how: str, rng: random.Random) -> None:
-    """SIGKILL to the whole run, to one of its hosts, or to the training processes there."""
+    """SIGKILL to the whole run, to one of its hosts, or to the training processes there.
+
+    Raises:
+        UserError: the run goes on, and no such process was found.
+    """
     supervisor = psutil.Process(run.folder.read(run.folder.supervisor)["pid"])
-    host = str(run.folder.host(rng.choice(run.hosts)))
-    shims = [child for child in supervisor.children() if child.cwd() == host]
+    host = rng.choice(run.hosts)
+    found = [supervisor] if how == MACHINE else _shims(supervisor, run.folder.host(host))
     if how == WORKERS:
-        for process in (process for shim in shims for process in toolkit.training_processes(shim)):
+        found = [process for shim in found for process in toolkit.training_processes(shim)]
+        for process in found:
             process.kill()
     else:
-        for root in [supervisor] if how == MACHINE else shims:
+        for root in found:
             _kill_tree(root)
+    if not found and run.wait(ENDING_SECONDS, progress=False) not in records.OVER:
+        what = f"{run.name} goes on, and {host} has no process to kill"
+        raise mistake("run", what, f"stop it with launcher stop {run.name}, and read {run.folder.supervisor_log}")
+
+
+def _shims(supervisor: psutil.Process, host: Path) -> list[psutil.Process]:
+    """A host's processes among a supervisor's children: they work in its folder, which the kernel names without symbolic links."""
+    folder, found = str(host.resolve()), []
+    for child in supervisor.children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            found += [child] if child.cwd() == folder else []
+    return found
 
 
 def is_server(process: psutil.Process) -> bool:

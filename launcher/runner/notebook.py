@@ -95,6 +95,7 @@ class _Watched:
             if host == first:
                 self.progress.read_line(line, now)
         self.progress.read_observed(now)
+        self.progress.caught_up()
 
     def html(self) -> str:
         run, state, outcome, result = self.run, self.run.state, self.run.outcome(), self.run.result()

@@ -53,7 +53,8 @@ class Run:
     """
 
     folder: RunFolder
-    _lifeline: int | None = field(default=None, repr=False)
+    _lifeline: list[int] = field(default_factory=list, repr=False)
+    """The pipe whose end tells the supervisor that this process is gone; empty once it is closed. `pop` lets one thread close it."""
     trouble: str = field(default="", repr=False)
     """Why SageMaker does not answer; "" where it does. The folder holds its last answer."""
     _pause: float = field(default=FIRST_PAUSE, repr=False)
@@ -67,7 +68,10 @@ class Run:
     def state(self) -> str:
         """InProgress, Stopping, Completed, Failed or Stopped: SageMaker's words."""
         self.refresh()
-        return self.folder.state()
+        state = self.folder.state()
+        if state in OVER:
+            self._close_lifeline(b"")
+        return state
 
     @functools.cached_property
     def backend(self) -> str:
@@ -221,11 +225,15 @@ class Run:
 
     def detach(self) -> None:
         """Let the run outlive this process."""
-        if self._lifeline is not None:
-            with contextlib.suppress(BrokenPipeError):  # it is over
-                os.write(self._lifeline, b"d")
-            os.close(self._lifeline)
-            self._lifeline = None
+        self._close_lifeline(b"d")
+
+    def _close_lifeline(self, last: bytes) -> None:
+        """Write the last byte for the supervisor, if any, and close the pipe. No `__del__` does it: a run outlives its variable."""
+        with contextlib.suppress(IndexError):  # it is closed
+            lifeline = self._lifeline.pop()
+            with contextlib.suppress(BrokenPipeError):  # the run is over
+                os.write(lifeline, last)
+            os.close(lifeline)
 
     def artifacts(self) -> dict[str, Path]:
         """The files and folders that exist, by name: model, metrics; and for each host output, checkpoints, log."""
@@ -276,16 +284,19 @@ def start(plan: Plan, *, detach: bool = False, max_cost: float | None = None) ->
         folder,
         lock,
     ):  # the supervisor inherits the lock, and holds it after this process
-        reading, writing = (None, None) if detach else os.pipe()
+        backend = backends.get(plan.backend)
+        reading, writing = (None, None) if detach or not backend.on_this_machine else os.pipe()
+        run = Run(folder, [] if writing is None else [writing])
         try:
-            backends.get(plan.backend).start(plan, folder, lock.fileno(), reading)
+            backend.start(plan, folder, lock.fileno(), reading)
         except Exception as error:
+            run._close_lifeline(b"")
             start_record.not_started(folder, error)
             raise
         finally:
             if reading is not None:
                 os.close(reading)
-    return Run(folder, writing)
+    return run
 
 
 def attach(name: str, *, region: str | None = None) -> Run:

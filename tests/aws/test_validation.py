@@ -83,7 +83,7 @@ ERRORS = [
     ({"compute.max_wait_hours": 5.0}, "compute.max_wait_hours", "without spot", "spot: true"),
     ({"compute.keep_alive_minutes": 5, "compute.spot": True, "checkpoints": S3}, "compute.keep_alive_minutes", "a warm pool with spot", "remove keep_alive_minutes or spot"),
     ({"checkpoints": {"s3": S3, "path": "/opt/ml/model/state"}}, "checkpoints.path", "another use in the container", "remove path; the default is /opt/ml/checkpoints"),
-    ({**KIT, "checkpoints": {"s3": S3, "path": "/opt/ml/saved"}}, "checkpoints.path", "no checkpoint would reach S3", "remove path; the default is /opt/ml/checkpoints"),
+    ({**KIT, "checkpoints": {"s3": S3, "path": "/opt/ml/saved"}}, "checkpoints.path", "/opt/ml/saved would hold no checkpoint", "remove path; the default is /opt/ml/checkpoints"),
     ({"compute.max_hours": 700.0}, "compute.max_hours", "700", "max_hours: 672"),
     # -- how training is spread
     ({"compute.instance_type": G5}, "distribution", f"smddp on {G5}", "write distribution: torchrun (nccl uses EFA there)"),

@@ -169,6 +169,30 @@ def test_sigterm_does_not_end_it_and_a_removed_run_does(fast, tmp_path):
     present.end()
 
 
+class Holding(Present):
+    """One with a file that its monitor inherits; the monitor can close no range of numbers."""
+
+    CODE = """
+        import os, sys
+        sys.path.insert(0, sys.argv[1])
+        from launcher_observer.system import background
+        background.RUN = "import os; os.closerange = None; " + background.RUN
+        os.dup2(0, 700)
+        background.Presence(sys.argv[2], quiet=True)
+        print("present", flush=True)
+        sys.stdin.read()
+    """
+
+
+def test_it_closes_what_it_inherited_and_tries_no_other_number(fast, tmp_path):
+    present = Holding(tmp_path / "out")
+    process = monitor_of(tmp_path / "out")
+    sampled(tmp_path / "out", 1)
+    assert "700" in os.listdir(f"/proc/{present.process.pid}/fd") and "700" not in os.listdir(f"/proc/{process.pid}/fd")
+    present.end()
+    wait_until(lambda: has_ended(process), 10, "the monitor's end")
+
+
 def test_what_it_cannot_write_is_said_once_and_harms_nobody(fast, tmp_path, capfd):
     (tmp_path / "out/profiler-output").mkdir(parents=True)
     (tmp_path / "out/profiler-output/system").write_text("a file where the folder should be")

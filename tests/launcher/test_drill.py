@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import subprocess
 import sys
+import threading
+from textwrap import dedent
 
 import pytest
 
@@ -13,8 +16,9 @@ import launcher
 from launcher.prepare import prepare
 from launcher.runner.curves import _checksum, compare, curve, missing, other_file
 from launcher.runner.drill import Drill, _Series, drill
-from launcher.runner.kills import HOST, MACHINE, SERVER, STOP, WORKERS, Kill
-from tests.conftest import assert_nothing_left
+from launcher.runner.kills import HOST, MACHINE, SERVER, STOP, WORKERS, Kill, kill, wait_for_a_checkpoint_under_way
+from tests.conftest import SLEEPER, assert_nothing_left, processes_of, wait_for_ready, wait_until
+from tests.launcher.test_store import recorded
 
 COUNTS = """
     import json, os, pathlib, random, signal, sys, time
@@ -93,6 +97,46 @@ def test_on_another_number_of_hosts_values_may_differ_by_rounding(script_job, sa
     found = drill(script_job(COUNTS), kills=1, hosts_after=2, seed=0, say=said.append)
     assert found.difference == "" and [len(run.hosts) for run in found.runs] == [1, 2]
     assert 0 < found.furthest < 1e-5 and "to within 1e-06 of each metric's largest value" in str(found)
+
+
+@pytest.mark.parametrize("how", [WORKERS, HOST])
+def test_a_kill_finds_the_processes_of_a_store_behind_a_symbolic_link(script_job, store, tmp_path, how):
+    (tmp_path / "disk").mkdir()
+    store.symlink_to(tmp_path / "disk")
+    run = launcher.run(launcher.plan(script_job(SLEEPER)))
+    wait_for_ready(run, 1)
+    kill(run, how, random.Random(0))
+    assert run.wait(30) == "Failed"
+    assert_nothing_left(run)
+
+
+def test_a_kill_that_finds_no_process_of_a_run_that_goes_on_says_so(script_job, monkeypatch):
+    monkeypatch.setattr("launcher.runner.kills.ENDING_SECONDS", 0)
+    text = "import os, sys\nif os.environ['SM_CURRENT_HOST'] == '127.0.0.2':\n    sys.exit(0)\n" + dedent(SLEEPER)
+    run = launcher.run(launcher.plan(script_job(text, compute={"instance_count": 2})))
+    wait_for_ready(run, 1)
+    ended = run.folder.host("algo-2") / "output/success"
+    wait_until(ended.exists, what="the end of algo-2's script")
+    wait_until(lambda: not processes_of(run.folder.host("algo-2")), what="the end of its toolkit")
+    monkeypatch.setattr(run, "hosts", ["algo-2"])
+    with pytest.raises(
+        launcher.UserError, match=f"{run.name} goes on, and algo-2 has no process to kill\n.*launcher stop"
+    ):
+        kill(run, HOST, random.Random(0))
+    run.stop()
+    assert run.wait(30) == "Stopped"
+
+
+def test_a_checkpoint_under_way_is_seen_where_the_job_keeps_them(monkeypatch):
+    monkeypatch.setattr("launcher.runner.kills.WRITING_SECONDS", float("inf"))
+    folder = recorded("kept-20260101-000000-abcd", state="")
+    checkpoints = {"s3": "s3://amzn-s3-demo-bucket/kept", "path": "/opt/ml/kept"}
+    folder.job.write_text(json.dumps({"name": "kept", "script": "train.py", "checkpoints": checkpoints}))
+    writing = folder.host("algo-1") / "kept/.writing"
+    timer = threading.Timer(0.1, lambda: writing.mkdir(parents=True))
+    timer.start()
+    wait_for_a_checkpoint_under_way(launcher.Run(folder))
+    assert writing.exists()
 
 
 REFERENCE = {1: {"loss": 4.0, "rate": 0.0}, 2: {"loss": 2.0, "rate": 0.5}, 3: {"loss": float("nan"), "note": "end"}}

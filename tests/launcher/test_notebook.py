@@ -113,9 +113,12 @@ def test_lines_that_were_there_before_tell_nothing_of_the_speed():
     progress = Progress()
     for step, now in ((10, 0.0), (20, 0.001), (30, 0.002)):
         progress.add(parse_line(f"epoch 1/1 step {step}/100 loss 1.0"), now)
+    progress.caught_up()
     assert progress.seconds_left(0.002) is None
-    progress.add(parse_line("epoch 1/1 step 40/100 loss 1.0"), 10.0)
-    assert progress.seconds_left(10.0) == pytest.approx(60) and progress.share == 0.4
+    for step, now in ((35, 9.0), (40, 10.0)):  # the first may have been there for a while
+        progress.add(parse_line(f"epoch 1/1 step {step}/100 loss 1.0"), now)
+        progress.caught_up()
+    assert progress.seconds_left(10.0) == pytest.approx(12) and progress.share == 0.4
     assert progress.line(60.0, 1.5) == "epoch 1/1  step 40/100  loss 1.0000  $1.50  1:00 left"
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import launcher
+from launcher.backends import BACKENDS
 from launcher.config.entrypoints import entrypoints_folder
 from launcher.planner import source_package
 from tests.launcher.test_store import recorded
@@ -143,6 +144,17 @@ def issues(job) -> str:
 def test_what_is_wrong_with_a_job_is_found_before_it_starts(script_job, values, expected):
     job = script_job("def main(): ...")
     assert expected in issues(launcher.from_values({**job.model_dump(exclude_none=True), **values}))
+
+
+@pytest.mark.parametrize("on", BACKENDS)
+def test_a_checkpoint_folder_that_the_kits_scripts_do_not_write_to_is_refused(on):
+    values = {"name": "kit", "script": "train_classifier.py", "checkpoints": {"s3": "s3://amzn-s3-demo-bucket/kept"}}
+    for path, found in (("/opt/ml/state", 1), ("/opt/ml/model/state", 1), ("/opt/ml/checkpoints/", 0)):
+        values["checkpoints"]["path"] = path
+        refused = [
+            one for one in launcher.plan(launcher.from_values(values), on=on).errors if one.key == "checkpoints.path"
+        ]
+        assert len(refused) == found and all("scripts write to /opt/ml/checkpoints\n" in str(one) for one in refused)
 
 
 def test_an_empty_folder_is_no_input(tmp_path, script_job):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 import re
 import subprocess
 import tarfile
@@ -124,6 +126,34 @@ def test_a_script_that_does_not_listen_is_recorded_as_stopped_too(script_job):
     run.stop()
     assert run.wait(40) == "Stopped"
     assert_nothing_left(run)
+
+
+def pipes() -> set[str]:
+    """The pipes that this process holds open."""
+    files = {os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
+    return {file for file in files if file.startswith("pipe:")}
+
+
+def test_a_run_that_is_over_or_never_started_leaves_no_pipe_open(script_job, monkeypatch):
+    plans, before = [launcher.plan(script_job("print('done')")) for _ in range(2)], pipes()
+    run = launcher.run(plans[0])
+    assert len(pipes() - before) == 1, "which tells the supervisor that this process lives"
+    assert run.wait(60) == "Completed" and pipes() == before
+    run.detach()  # too late, and no mistake
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(launcher.UserError, match="the supervisor ended with status 1"):
+        launcher.run(plans[1])
+    assert pipes() == before
+
+
+def test_a_run_that_nobody_holds_goes_on(script_job):
+    name = launcher.run(launcher.plan(script_job(SLEEPER))).name
+    gc.collect()
+    run = launcher.attach(name)
+    wait_for_ready(run, 1)
+    assert run.state == "InProgress"
+    run.stop()
+    assert run.wait(30) == "Stopped"
 
 
 def test_a_run_that_takes_too_long_is_stopped(script_job):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -155,6 +156,43 @@ def test_progress_without_a_length_has_no_time_left(run):
     progress = RunProgress(run)
     progress.read_observed(1.0)
     assert progress.seconds_left(1.0) is None and progress.share == 0 and "step 100  64 images/s" in progress.line()
+
+
+def test_what_was_logged_before_says_nothing_about_the_time_left(run, capsys, monkeypatch):
+    """Also where it takes seconds to read it; and it is drawn once."""
+    now = 0.0
+    monkeypatch.setattr("launcher.commands.live.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+
+    class Goes(Run):
+        hosts, spend = ["algo-1"], None
+
+        def logs(self, *, idle, **_):
+            nonlocal now
+            for step, seconds, last in (
+                (100, 2.0, False),
+                (200, 2.0, False),
+                (300, 2.0, True),
+                (390, 9.0, False),
+                (400, 0.0, True),
+                (410, 10.0, True),
+            ):
+                now += seconds
+                yield "algo-1", f"epoch 1/1 step {step}/1000 loss 0.5"
+                if last:
+                    idle()
+
+    assert not follow(Goes(run))
+    drawn = [text.split("  ", 1)[1].strip() for text in capsys.readouterr().out.split("\r\x1b[K")[1:]]
+    *first, last = [f"step {step}/1000  loss 0.5000" for step in (300, 390, 400, 410)]
+    assert drawn == [*first, f"{last}  9:50 left"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(5.9, "0:05"), (3599.9, "59:59"), (3600, "1:00:00"), (108_061, "30:01:01")]
+)
+def test_the_time_left_has_hours(run, seconds, text):
+    assert RunProgress(run).line(seconds) == f"{text} left"
 
 
 def test_without_a_terminal_the_last_steps_are_told_at_the_end(run, capsys):

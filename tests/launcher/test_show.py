@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
 
 import launcher
+from launcher.commands.main import main
 from launcher.commands.show import print_run
 from launcher.show.text import duration, shown
+from tests.launcher.test_store import recorded
 
 SCRIPT = """
 import json, os, pathlib
@@ -85,3 +88,23 @@ def test_a_failed_run_is_followed_by_its_log_and_how_to_go_on(script_job, capsys
     print_run(run)
     text = capsys.readouterr().out
     assert f"  next        launcher logs {run.name}\n  next        launcher resume {run.name}\n" in text
+
+
+def test_an_epoch_of_a_resumed_run_costs_its_share_of_that_runs_own_epochs(capsys):
+    folder = recorded("spot-20260101-000000-abcd", price={"text": "at most $9.00"}, git={})
+    folder.outcome.write_text(json.dumps({"state": "Completed", "cost_usd": 3.0}))
+    folder.metrics.write_text("".join(f'{{"rank": 0, "epoch": {epoch}, "step": {epoch}}}\n' for epoch in (19, 19, 20)))
+    print_run(launcher.Run(folder))
+    assert "  cost        $3.00, $1.50 an epoch\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["show", "compare"])
+def test_numbers_that_json_does_not_have_are_null(command, capsys):
+    folder = recorded("nan-20260101-000000-abcd", source="/nowhere")
+    result = folder.host("algo-1") / "output/data/algo-1/result.json"
+    result.parent.mkdir(parents=True)
+    result.write_text('{"loss": NaN, "accuracies": [1.5, -Infinity], "of": {"student": Infinity}}')
+    assert main([command, folder.name, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    [of_run] = found if command == "compare" else [found]
+    assert of_run["result"] == {"loss": None, "accuracies": [1.5, None], "of": {"student": None}}

@@ -83,14 +83,21 @@ def test_what_makes_the_same_job_and_code(script_job, tmp_path):
 
 
 def test_a_run_that_ended_before_its_first_checkpoint_is_passed_over(script_job):
-    text = "import pathlib, sys\nif pathlib.Path('{}').exists(): sys.exit(1)\n"
+    text = """
+        import pathlib, sys
+        checkpoints = pathlib.Path('../checkpoints')
+        (checkpoints / ('.writing' if pathlib.Path('{}').exists() else 'step-1')).mkdir()
+        sys.exit(1)
+    """
     mark = Path(os.environ["LAUNCHER_RUNS"] + "-mark")
-    job = script_job(text.format(mark) + "pathlib.Path('../checkpoints/step-1').mkdir()\nsys.exit(1)")
+    job = script_job(text.format(mark))
     left_one = over(launcher.plan(job))
     mark.touch()
     left_none = over(launcher.plan(job))
     assert (left_one.folder.left_checkpoints(), left_none.folder.left_checkpoints()) == (True, False)
     assert launcher.resume_unfinished(launcher.plan(job)).resumes == left_one.name
+    (left_none.folder.checkpoints("algo-1") / "teacher_cache").mkdir()
+    assert left_none.folder.left_checkpoints(), "a label bank spares the next run the teacher"
 
 
 def test_an_interrupted_run_is_resumed_and_one_under_way_is_not(script_job):

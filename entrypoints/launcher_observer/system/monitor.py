@@ -242,13 +242,29 @@ def slowed(interval: float, written: int) -> float:
     return interval * 2.0 ** (written // FULL_RATE_BYTES)
 
 
+def _close_inherited() -> None:
+    """Close what the first process had open, but for the standard streams.
+
+    By number up to SC_OPEN_MAX it may take minutes: in a container that is a billion, and Python tries each before glibc 2.34.
+    """
+    try:
+        numbers = [int(name) for name in os.listdir("/proc/self/fd")]
+    except OSError:  # Linux alone has it
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        return
+    for number in numbers:
+        if number > 2:
+            with contextlib.suppress(OSError):  # the list's own
+                os.close(number)
+
+
 def main() -> None:
     """The monitor's process: its standard input is the file that says that it lives, and holds its process id."""
     parser = argparse.ArgumentParser()
     parser.add_argument("output", type=Path)
     parser.add_argument("--quiet", action="store_true")
     options = parser.parse_args()
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # what the first process had open
+    _close_inherited()
     # a stopped run's processes get it, and train on until they have saved
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.ftruncate(0, 0)
