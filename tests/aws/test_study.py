@@ -55,8 +55,15 @@ def test_the_price_of_trials_on_unlike_hosts_is_told_and_refused_before_the_firs
     assert "at most $5.13 in all" in told.err and launcher.runs() == []
 
 
-def test_hosts_that_the_account_may_not_have_are_found_before_the_first_trial(config, emulator, capsys):
+@pytest.fixture
+def no_cpu_hosts(emulator):
+    """The account may have none."""
     emulator.set_quota("ml.c6i.4xlarge for training job usage", 0, REGION)
+    yield
+    emulator.set_quota("ml.c6i.4xlarge for training job usage", 20, REGION)
+
+
+def test_hosts_that_the_account_may_not_have_are_found_before_the_first_trial(config, no_cpu_hosts, capsys):
     words = ["study", "preprocessing", str(config), "--pipelines", "cpu,remote", "--on", "aws", "--max-cost", "50"]
     assert main.main(words) == 2
     told = capsys.readouterr()
