@@ -213,7 +213,11 @@ def _beton(root: Path) -> Path:
 
 def has_ffcv() -> bool:
     """Whether it is installed."""
-    return importlib.util.find_spec("ffcv") is not None
+    if importlib.util.find_spec("ffcv") is not None:
+        return True
+    needs = "apt-get install --no-install-recommends libopencv-dev libturbojpeg0-dev pkg-config"
+    print(f"without FFCV, which `make bench-input` builds where its headers are: `{needs}`", flush=True)
+    return False
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------
