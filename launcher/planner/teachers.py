@@ -104,6 +104,9 @@ def _about(job: Job, described: Mapping[str, Any], places: Mapping[str, str]) ->
         fix = f"write {options}: {{in_chans: {taught}}}, or take another teacher"
         yield error(found=f"the teacher was made for {taught} channels, the student sees {seen}", fix=fix)
     known, wanted = described.get("label_names", preprocessing.get("label_names")), _classes(job, places)
+    same = isinstance(known, list) and wanted is not None and len(known) == len(wanted)
+    if pixels and same and _unnamed(len(known)) in (known, wanted):
+        known = wanted  # by number alone, as a segmenter's are where `class_names` is not set
     if isinstance(known, list) and known and wanted is not None and known != wanted:
         found = f"the teacher knows the classes {_some(known)}, the training images have {_some(wanted)}"
         yield error(found=found, fix="train it on the same classes, or take another teacher")
@@ -169,6 +172,10 @@ def _image_size(settings: Mapping[str, Any]) -> list[Any] | None:
     """A segmenter's [height, width]; None where it is not given so."""
     given = settings.get("image_size", [512, 512])
     return given if isinstance(given, list) and all(isinstance(side, int) for side in given) else None
+
+
+def _unnamed(count: int) -> list[str]:
+    return [str(number) for number in range(count)]
 
 
 def _some(names: Sequence[Any]) -> str:

@@ -13,7 +13,7 @@ import timm
 import torch
 import yaml
 from huggingface_hub import ModelCard
-from PIL import Image
+from PIL import ExifTags, Image
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
@@ -296,16 +296,21 @@ FACTS = {
 }
 
 
-def test_the_cards_own_lines_load_the_model_and_classify_an_image(tmp_path, monkeypatch):
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_the_cards_own_lines_load_the_model_and_classify_an_image(tmp_path, monkeypatch, orientation):
+    """Also a phone's, which is stored as the sensor lay."""
     model = saved("resnet10t", tmp_path)
     model_card.write(tmp_path, FACTS)
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8))
-    image.save(tmp_path / "image.jpg")
+    stored = Image.Exif()
+    stored[ExifTags.Base.Orientation] = orientation
+    image.save(tmp_path / "image.jpg", exif=stored)
     monkeypatch.chdir(tmp_path)
     [code] = re.findall(r"```python\n(.*?)```", (tmp_path / "README.md").read_text(), re.DOTALL)
     names: dict = {}
     exec(code, names)
-    grey = torch.from_numpy(np.array(Image.open("image.jpg").convert("L")))[None, None]
+    upright = Image.open("image.jpg").rotate(-90 if orientation == 6 else 0)
+    grey = torch.from_numpy(np.array(upright.convert("L")))[None, None]
     with torch.no_grad():
         assert torch.allclose(names["logits"], model(grey), rtol=1e-4, atol=1e-6)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -123,6 +124,16 @@ def test_different_classes_in_the_two_folders_are_named(images):
     noise(9, 9).save(images / "validation/e/0.png")
     with pytest.raises(ValueError, match="different classes: only .*/validation has e$"):
         data(images)
+
+
+def test_one_class_alone_is_a_warning_that_says_how_folders_must_look(images):
+    assert not any("class only" in note for note in data(images).notes)
+    for split in ("train", "validation"):
+        for label in ("a", "b"):
+            shutil.rmtree(images / split / label)
+    found = [note for note in data(images).notes if "class only" in note]
+    expected = "WARNING: {0} has one class only, c, so accuracy is always 1: images belong into {0}/<class>/<image>, one folder a class"
+    assert found == [expected.format(images / split) for split in ("train", "validation")]
 
 
 # -- what is read from a file ------------------------------------------------------------------------------------------

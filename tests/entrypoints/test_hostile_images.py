@@ -12,14 +12,18 @@ import pytest
 from PIL import Image
 from training.data.augmentation import Augmentation
 from training.data.dali import graph
+from training.data.decode import fast
 from training.data.decode.decoding import FORMATS, MAX_PIXELS, BrokenImage, decode
 from training.data.decode.fast import FastPreprocessor
+from training.data.decode.geometry import LONGEST
 from training.data.decode.image_file import ImageFile
 from training.data.decode.masks import decode_mask
 from training.data.decode.reference import ReferencePreprocessor
 
 from .photographs import pixels_of
 from .test_jpeg import SMALL, with_frame
+
+unscaled = fast.resize
 
 ROOT = Path(__file__).parents[2]
 
@@ -97,3 +101,23 @@ def test_an_image_of_too_many_pixels_is_named_with_the_limit_whoever_decodes(dec
             BrokenImage, match="a.jpg cannot be read as .*: it has more than 67,108,864 pixels.*: scale"
         ):
             print(name, read(encoded))
+
+
+@pytest.mark.parametrize("size", [(3000, 1), (1, 3000), (3000, 4)])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+@pytest.mark.parametrize("reader", ["reference", "held out", "fast"])
+def test_a_line_of_a_few_pixels_is_not_made_into_gigabytes(decoder, monkeypatch, reader, kind, size):
+    """To scale all of it until its shorter side fits would take the square of its length."""
+    scaled: list[int] = []
+
+    def noted(image, to, *given, **named):
+        scaled.append(to[0] * to[1])
+        return resize(image, to, *given, **named)
+
+    resize = Image.Image.resize
+    monkeypatch.setattr(Image.Image, "resize", noted)
+    monkeypatch.setattr(fast, "resize", lambda pixels, to: scaled.append(to[0] * to[1]) or unscaled(pixels, to))
+    Image.linear_gradient("L").resize(size).save(file := io.BytesIO(), kind)
+    scaled.clear()
+    made = readers()[reader](file.getvalue())
+    assert made.shape == (3, 8, 8) and scaled and max(scaled) <= LONGEST * 8 * 8

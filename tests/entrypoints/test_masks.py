@@ -332,3 +332,15 @@ def test_pairs_in_linked_folders_and_of_every_kind_of_image_are_found(tmp_path):
     for part in ("images", "masks"):
         (tmp_path / part / "more").symlink_to(tmp_path / "elsewhere" / part / "more")
     assert [image.name for image, _ in pair_up(tmp_path)] == ["b.gif", "a.bmp"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "warned"),
+    [([0, 255], 2, "class 0 alone, and 255"), ([1, 255], 2, "write 0 there"), ([0, 1, 255], 2, ""), ([0], 2, ""), ([0, 255], 3, "")],
+)
+def test_masks_of_0_and_255_are_warned_of_before_training(tmp_path, labels, classes, warned):
+    for number in range(3):
+        write_pair(tmp_path, f"{number}", np.resize(labels, (40, 40)))
+    notes = open_data(tmp_path, tmp_path, settings(classes=classes), 3).notes
+    found = [note for note in notes if note.startswith("WARNING: the first masks hold")]
+    assert len(found) == bool(warned) and all(warned in note for note in found)

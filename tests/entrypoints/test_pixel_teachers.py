@@ -132,6 +132,13 @@ def test_a_teacher_that_does_not_fit_is_refused(channel, options, message):
         loaded(channel[0], **options)
 
 
+def test_classes_without_names_are_those_with_these_numbers(channel):
+    """`class_names` is for results and pictures: one run may have set it, and another not."""
+    assert loaded(channel[0], ["0", "1", "2"]).name == loaded(channel[0]).name
+    with pytest.raises(ValueError, match="knows the classes sky, road, car, the training images have 0, 1"):
+        loaded(channel[0], ["0", "1"])
+
+
 def test_a_classifier_cannot_teach_pixels_nor_a_segmenter_images(channel, tmp_path):
     classifier = timm_models.build("pvt_v2_b0", TINY, 3)
     export.save(classifier, tmp_path, name="pvt_v2_b0", options=TINY, classes=NAMES, image_size=64)

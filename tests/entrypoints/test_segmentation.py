@@ -75,6 +75,13 @@ class Brightness(nn.Module):
         return 10 * nn.functional.one_hot(images[:, 0].long(), 3).permute(0, 3, 1, 2).float()
 
 
+class Twofold(Brightness):
+    """The same with two classes."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return super().forward(images)[:, :2]
+
+
 def numbers_of(metrics: dict) -> dict[str, float]:
     """Without those of each class."""
     return {name: value for name, value in metrics.items() if isinstance(value, float)}
@@ -108,6 +115,15 @@ def test_masks_without_a_label_cannot_be_measured():
     batch = (torch.zeros(1, 1, 4, 4, dtype=torch.uint8), [torch.full((4, 4), 255)])
     with pytest.raises(ValueError, match="every pixel of the validation masks that can be read is ignored"):
         evaluate_pixels(Brightness(), [batch], ALONE, classes=["0", "1", "2"], ignore_index=255)
+
+
+def test_masks_of_0_and_255_are_no_two_classes():
+    """A model that always says background would have a mIoU of 1."""
+    batch = (torch.zeros(1, 1, 4, 4, dtype=torch.uint8), [torch.tensor([[0, 255], [0, 0]], dtype=torch.uint8)])
+    with pytest.raises(ValueError, match=r"hold class 0 \(background\) alone, and 255, .* as in masks of 0 and 255, write 1 there"):
+        evaluate_pixels(Twofold(), [batch], ALONE, classes=["background", "vessel"], ignore_index=255)
+    whole = (batch[0], [torch.zeros(2, 2, dtype=torch.uint8)])  # nothing is ignored: there may be no object
+    assert evaluate_pixels(Twofold(), [whole], ALONE, classes=["a", "b"], ignore_index=255)["validation_miou"] == 1
 
 
 def test_two_ranks_with_uneven_shares_measure_what_one_does(tmp_path):

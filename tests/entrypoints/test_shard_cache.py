@@ -17,16 +17,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from training.data import masks
 from training.data.loaders import open_loaders
 from training.data.sources import shard_cache
+from training.data.sources.channels import Channel
 from training.data.sources.shard_cache import ReadAhead, ShardCache
 from training.data.sources.shard_index import INDEX, find_shards, read_index, write_index
 from training.data.sources.shards import LabelledShards, ShardReading
 from training.data.views import open_data
 from training.runtime.environment import is_streamed
+from training.settings.segmentation import SegmentationSettings
 
 from tests.entrypoints.ranks import from_clean_forks
-from tests.entrypoints.shard_channels import disk_at, indexed, picture, settings, world, write_channel
+from tests.entrypoints.shard_channels import disk_at, indexed, picture, settings, world, write_channel, write_shard
 
 pytestmark = pytest.mark.usefixtures("disk")
 
@@ -203,6 +206,79 @@ def test_a_full_disk_and_a_small_limit_leave_shards_to_be_read_in_place(tmp_path
 
     monkeypatch.setattr(shard_cache.shutil, "copyfileobj", full)
     assert _read_streamed(root, 2) == picture(2) and not list(disk.rglob("*.part"))
+
+
+def test_a_shard_of_the_same_size_that_was_made_again_is_copied_again(tmp_path):
+    root = tmp_path / "train"
+    for time, numbers in enumerate(([0, 1, 2, 3], [3, 1, 0, 2])):
+        samples = ([(f"{number}.png", picture(number)), (f"{number}.cls", b"%d" % number)] for number in numbers)
+        write_shard(root / "a.tar", [member for sample in samples for member in sample])
+        os.utime(root / "a.tar", ns=(time, time))
+        opened = LabelledShards(root, reading=ShardReading(streamed=True))
+        assert opened.labels.tolist() == numbers
+        assert [opened.image(place) for place in range(4)] == [picture(number) for number in numbers]
+
+
+def test_all_channels_that_are_copied_stay_within_the_limit_together(tmp_path, monkeypatch, disk):
+    names = ("train", "unlabelled", "validation")
+    roots = {name: indexed(write_channel(tmp_path / name, *[1] * 8)) for name in names}
+    monkeypatch.setenv("SM_INPUT_DATA_CONFIG", json.dumps({name: {"TrainingInputMode": "FastFile"} for name in names}))
+    for name, root in roots.items():
+        monkeypatch.setenv(f"SM_CHANNEL_{name.upper()}", str(root))
+    chosen = settings(shard_cache_gb=6 * (roots["train"] / "part-0.tar").stat().st_size / 1e9, global_batch_size=2)
+    for unlabelled in (None, roots["unlabelled"]):
+        data = open_data(roots["train"], roots["validation"], chosen, 1, unlabelled=unlabelled)
+        read_all(data.training.source, data.held_out.source)
+        assert len(copies(disk)) == 6
+
+
+def test_channels_of_masks_that_are_copied_stay_within_the_limit_together(tmp_path, monkeypatch, disk):
+    names = ("train", "validation")
+    monkeypatch.setenv("SM_INPUT_DATA_CONFIG", json.dumps({name: {"TrainingInputMode": "FastFile"} for name in names}))
+    for name in names:
+        monkeypatch.setenv(f"SM_CHANNEL_{name.upper()}", str(tmp_path / name))
+        for number in range(8):
+            write_shard(tmp_path / name / f"{number}.tar", {"a.png": picture(0), "a.mask.png": picture(0)})
+    size = (tmp_path / "train/0.tar").stat().st_size
+    chosen = SegmentationSettings(model="x", classes=2, image_size=(32, 32), shard_cache_gb=6 * size / 1e9)
+    data = masks.open_data(tmp_path / "train", tmp_path / "validation", chosen, 1)
+    read_all(data.training.pairs, data.held_out.pairs)
+    assert len(copies(disk)) == 6
+
+
+def read_all(*channels: Channel) -> None:
+    for channel in channels:
+        for number in range(len(channel)):
+            channel.image(number)
+
+
+@pytest.mark.parametrize(
+    ("processes", "limit", "ahead"),
+    [(1, 4, 2), (2, 8, 2), (4, 8, 1), (4, 2, 1)],
+)
+def test_the_processes_of_a_host_read_ahead_within_half_of_the_limit_together_but_one_shard_each(
+    tmp_path, monkeypatch, disk, processes, limit, ahead
+):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    root = write_channel(tmp_path / "train", *[2] * 10)
+    sizes = find_shards(root)
+    waits = threading.Semaphore(0)
+
+    class Watched(threading.Condition):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.release()
+            return super().wait(timeout)
+
+    reading = ReadAhead(ShardCache(root, sizes, limit * sizes["part-0.tar"]), list(sizes), np.repeat(np.arange(10), 2))
+    reading._changed = Watched()
+    asked_for = reading(np.arange(20))
+    assert waits.acquire(timeout=20)
+    asked_for(1)
+    assert waits.acquire(timeout=20)
+    assert copies(disk) == list(sizes)[: 1 + ahead], "the one that is read, and those ahead"
+    asked_for(20)
+    for thread in read_ahead_threads():
+        thread.join(20)
 
 
 def test_reading_ahead_stops_with_its_epoch_and_never_passes_half_of_the_limit(tmp_path, disk):

@@ -23,7 +23,7 @@ from training.data.orders import of_view
 from training.data.sources import shards
 from training.data.sources.channels import open_source
 from training.data.sources.shard_index import INDEX, find_shards, read_index, scan_shards, write_index
-from training.data.sources.shards import LabelledShards, ShardReading
+from training.data.sources.shards import LabelledShards, ShardFiles, ShardReading, UnlabelledShards
 from training.data.views import open_data
 from training.settings.segmentation import SegmentationSettings
 
@@ -264,6 +264,10 @@ def test_shards_that_do_not_agree_with_their_index_are_named_with_the_fix(tmp_pa
         ({"a.png": picture(0), "a.cls": b"3"}, "a.tar: a.png has class 3, and .* has 3 names of classes, so 0 to 2 are valid"),
         ({"readme": b""}, "its 1 shards hold no images"),
         ({"a.v2.png": picture(0), "a.v2.cls": b"0"}, r"a.tar: a.v2.png is no image by WebDataset's rule, .* for example to a-v2.png"),
+        ({"a.1.png": picture(1), "a.1.cls": b"1", "a.png": picture(0), "a.cls": b"0"}, "a.tar: a.1.png is no image .* to a-1.png, and its label"),
+        ({"a.png": picture(0), "a.cls": b"0", "a.b.1.jpg": picture(1), "a.b.1.json": b"1"}, r"a.b.1.jpg is no image .* to a-b-1.jpg"),
+        ({"a.png": picture(0), "a.mask.png": picture(0), "a.1.png": picture(1), "a.1.mask.png": picture(1)}, "a.1.png is no image"),
+        ({"a.1.tif": picture(0), "a.1.cls": b"0"}, "a has no image, only 1.tif, 1.cls. Images are .*; `launcher prepare` converts others"),
         ([("a.png", picture(0)), ("a.cls", b"0"), ("a.png", picture(1))], "a.tar: a.png is there twice"),
         ([("a.png", picture(0)), ("b.png", "a.png")], "a.tar: b.png is a link"),
     ],
@@ -273,6 +277,23 @@ def test_a_sample_that_is_not_of_the_convention_is_named_with_what_is_valid(tmp_
     (tmp_path / "train/classes.txt").write_text("a\nb\nc\n")
     with pytest.raises(ValueError, match=message):
         LabelledShards(tmp_path / "train")
+
+
+def test_fields_of_a_sample_that_are_no_samples_are_left_aside(tmp_path):
+    fields = {"a.seg.png": b"", "a.depth.tif": b"", "a.mask.json": b"", "a.txt": b""}
+    write_shard(tmp_path / "train/a.tar", {"a.png": picture(0), "a.mask.png": picture(1), **fields})
+    write_shard(tmp_path / "others/a.tar", {"a.png": picture(0), **fields, "readme.txt": b""})
+    for channel, opened in (("train", ShardFiles), ("others", UnlabelledShards)):
+        assert len(opened(tmp_path / channel, ShardReading())) == 1
+
+
+@pytest.mark.parametrize("kind", ["bmp", "gif", "TIF", "tiff", "ppm", "pgm"])
+def test_an_image_without_a_label_of_a_kind_that_is_not_read_from_shards_is_named(tmp_path, kind):
+    write_shard(tmp_path / "others/a.tar", {"a.jpg": picture(0), f"b.{kind}": picture(1)})
+    with pytest.raises(
+        ValueError, match=f"a.tar: b has no image, only {kind.lower()}. Images are .jpg, .* converts others"
+    ):
+        UnlabelledShards(tmp_path / "others", ShardReading())
 
 
 @pytest.mark.parametrize("label", [-1, 10**6, 10**8])
@@ -292,6 +313,17 @@ def test_a_class_name_may_hold_every_letter_but_a_line_break(tmp_path):
     root, names = write_channel(tmp_path / "train", 3), ["a\u2028b", "c\u0085d", "e\x0cf"]
     (root / "classes.txt").write_bytes("\r\n".join(names).encode())
     assert LabelledShards(root).classes == names
+
+
+def test_the_same_classes_in_another_order_are_named_with_the_first_that_differs(tmp_path):
+    train, validation = (write_channel(tmp_path / split, 3) for split in ("train", "validation"))
+    (validation / "classes.txt").write_text("class 0\nclass 2\nclass 1\n")
+    message = (
+        f"same classes in another order: class 1 is 'class 1' in {train} and 'class 2' in {validation}. Put the same list in "
+        "classes.txt beside the shards of each, and number the labels by it"
+    )
+    with pytest.raises(ValueError, match=message):
+        open_data(train, validation, settings(), 1)
 
 
 @pytest.mark.parametrize("keep", [0, 100, 2000, 4096, 10240 - 10240 % 512 - 7 * 512])

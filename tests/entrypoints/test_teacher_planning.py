@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from training.models import export, segmenter
 from training.teacher import frozen
 
 import launcher
 from launcher.config.issues import Issue
 from launcher.planner import teachers
+from tests.conftest import ROOT
 from tests.entrypoints.teachers import CLASSES, archive, exported
 
 KD = {"student": "test_vit", "student_options": {"in_chans": 1}, "image_size": 16}
@@ -87,10 +90,27 @@ def test_a_plan_says_of_a_classifier_what_the_script_says(tmp_path, train, more,
     assert bool(refused) == bool(expected), refused
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/run.md"])
+def test_the_first_job_of_a_page_plans_with_the_quickstarts_teacher(tmp_path, page):
+    """Whose images are grey."""
+    exported(tmp_path / "model")
+    for name in CLASSES:
+        (tmp_path / "images" / name).mkdir(parents=True)
+    [text] = re.findall(r"```yaml\n(name: my-job.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    values = yaml.safe_load(text)
+    del values["smoke"]
+    values["inputs"] = {name: {"folder": str(tmp_path / "images")} for name in ("train", "validation")}
+    values["inputs"]["teacher"] = {"folder": str(tmp_path / "model")}
+    job = launcher.from_values(values)
+    assert not [*teachers.check(job, {"teacher": str(tmp_path / "model"), "train": str(tmp_path / "images")})]
+
+
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
         ({}, ""),
+        ({"class_names": None}, ""),
+        ({"class_names": ["a", "b", "d"]}, "knows the classes a, b, c, the training images have a, b, d"),
         ({"image_size": [64, 64]}, "images scaled to [32, 64], the student's are scaled to [64, 64]"),
         ({"classes": 4, "class_names": None}, "knows the classes a, b, c, the training images have 0, 1, 2, 3"),
         ({"model_options": {}}, "made for 1 channels, the student sees 3"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable
 from dataclasses import asdict
@@ -22,10 +23,14 @@ from training.data.decode.masks import decode_mask
 from training.data.loaders import Collate, Data, collate_items
 from training.data.pairs import open_pairs
 from training.data.preprocessing import open_preprocessor
+from training.data.sources.joint import channels_with_copies
 from training.runtime.environment import read_environment
 from training.settings.segmentation import SegmentationSettings
 
 Made = TypeVar("Made")
+
+LOOKED_AT = 8
+"""Masks that are read before training."""
 
 
 class MaskedView(NamedTuple):
@@ -53,8 +58,9 @@ class MaskedImages:
         variation: RandomCrop | None = None,
         *,
         broken: BrokenImages,
+        sharing: int = 1,
     ):
-        self.pairs = open_pairs(root, settings)
+        self.pairs = open_pairs(root, settings, sharing=sharing)
         self.settings, self.channels, self.variation = settings, channels, variation
         self.preprocessor = open_preprocessor(settings.preprocessing if variation is not None else "cpu_reference")
         self._broken, self._stand_ins = broken, StandIns(broken, len(self.pairs), self.pairs.name)
@@ -160,8 +166,9 @@ def open_data(
         ValueError: there are no images, or one lacks its mask.
     """
     broken = BrokenImages(settings.on_broken_image == "fail", output)
-    training = open_varied(train, settings, channels, broken)
-    held_out = MaskedImages(validation, settings, channels, broken=broken)
+    sharing = channels_with_copies(train, validation)
+    training = open_varied(train, settings, channels, broken, sharing=sharing)
+    held_out = MaskedImages(validation, settings, channels, broken=broken, sharing=sharing)
     return Data(
         settings.names,
         training,
@@ -170,17 +177,36 @@ def open_data(
         stack_images,
         order=training.pairs.order,
         announce=training.pairs.announce(),
-        notes=(training.preprocessor.about(), *training.pairs.notes, *held_out.pairs.notes),
+        notes=(training.preprocessor.about(), *training.pairs.notes, *held_out.pairs.notes, *_one_label_alone(training)),
         recipe=PairsByDali(training) if settings.preprocessing == "dali" else None,
         elsewhere=partial(open_elsewhere, settings, channels),
     )
 
 
-def open_varied(train: Path, settings: SegmentationSettings, channels: int, broken: BrokenImages) -> MaskedImages:
-    """Images to train on, and their masks; the arguments are those of `open_data`."""
+def _one_label_alone(images: MaskedImages) -> list[str]:
+    """A warning where the first masks of two classes hold one alone beside what is ignored: many programs write 0 and 255."""
+    settings, seen = images.settings, set[int]()
+    for index in range(min(LOOKED_AT, len(images)) if settings.classes == 2 else 0):
+        with contextlib.suppress(BrokenImage, ValueError):  # each is told of where it is trained on
+            encoded = images.pairs.mask(index)
+            seen |= {*np.unique(read_mask(encoded, images.pairs.mask_name(index), 2, settings.ignore_index)).tolist()}
+    labels = seen - {settings.ignore_index}
+    if settings.ignore_index not in seen or len(labels) != 1:
+        return []
+    [label] = labels
+    return [
+        f"WARNING: the first masks hold class {label} alone, and {settings.ignore_index}, which is ignored: where "
+        f"{settings.ignore_index} stands for class {1 - label}, as in masks of 0 and 255, write {1 - label} there"
+    ]
+
+
+def open_varied(
+    train: Path, settings: SegmentationSettings, channels: int, broken: BrokenImages, *, sharing: int = 1
+) -> MaskedImages:
+    """Images to train on, and their masks; the arguments are those of `open_data` and of `open_pairs`."""
     crop_size = settings.crop_size or settings.image_size
     variation = RandomCrop(crop_size, settings.min_scale, settings.max_scale, settings.horizontal_flip)
-    return MaskedImages(train, settings, channels, variation, broken=broken)
+    return MaskedImages(train, settings, channels, variation, broken=broken, sharing=sharing)
 
 
 def open_elsewhere(settings: SegmentationSettings, channels: int) -> tuple[MaskedImages, Collate]:

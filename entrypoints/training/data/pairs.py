@@ -25,13 +25,16 @@ class Pairs(Digested, Protocol):
         """A mask file, as `image`."""
 
 
-def open_pairs(root: Path, settings: TrainingSettings) -> Pairs:
+def open_pairs(root: Path, settings: TrainingSettings, *, sharing: int = 1) -> Pairs:
     """The images and masks of a channel: shards if it holds any (*.tar), else two folders.
+
+    Args:
+        sharing: channels that share the disk for copies of shards.
 
     Raises:
         ValueError: there are no images, one lacks its mask, two share one, or shards are broken.
     """
-    return PairShards(root, settings) if has_shards(root) else PairFolder(root)
+    return PairShards(root, settings, sharing) if has_shards(root) else PairFolder(root)
 
 
 class PairFolder:
@@ -73,8 +76,8 @@ class PairFolder:
 class PairShards(ShardFiles):
     """Shards of `<key>.jpg` and `<key>.mask.png`."""
 
-    def __init__(self, root: Path, settings: TrainingSettings):
-        super().__init__(root, shard_reading(root, settings))
+    def __init__(self, root: Path, settings: TrainingSettings, sharing: int):
+        super().__init__(root, shard_reading(root, settings, sharing))
         if not len(self.index.mask_offsets):
             raise ValueError(f"{root}: its shards hold labels, not masks (<key>.mask.png beside <key>.jpg)")
 

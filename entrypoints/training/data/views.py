@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,7 +24,8 @@ from training.data.loaders import Collate, Data, collate_items
 from training.data.mixing import Mixing, partners
 from training.data.preprocessing import Preprocessor, open_preprocessor
 from training.data.sources.channels import Source, open_source
-from training.data.sources.joint import open_training
+from training.data.sources.joint import channels_with_copies, open_training
+from training.data.sources.shard_index import CLASSES
 from training.data.threads import PerBatchMemo
 from training.runtime.environment import Environment, read_environment
 from training.settings.scripts import LabelledImageSettings
@@ -228,8 +230,9 @@ def open_data(
     Raises:
         ValueError: there is no class, one has no images, the classes differ, or there are too few images without labels.
     """
-    held_out = open_source(validation, settings)
-    training = open_training(train, unlabelled, settings, per_labelled, classes=held_out.classes)
+    sharing = channels_with_copies(train, unlabelled, validation)
+    held_out = open_source(validation, settings, sharing=sharing)
+    training = open_training(train, unlabelled, settings, per_labelled, classes=held_out.classes, sharing=sharing)
     if training.classes != held_out.classes:
         raise ValueError(_different(training, held_out))
     broken = BrokenImages(settings.on_broken_image == "fail", output)
@@ -309,4 +312,15 @@ def _different(training: Source, held_out: Source) -> str:
         for one, other in ((training, held_out), (held_out, training))
         if set(one.classes) - set(other.classes)
     ]
-    return f"the channels train and validation hold different classes: {'; '.join(alone)}"
+    if alone:
+        return f"the channels train and validation hold different classes: {'; '.join(alone)}"
+    number, (first, second) = next(
+        (number, pair)
+        for number, pair in enumerate(zip_longest(training.classes, held_out.classes))
+        if pair[0] != pair[1]
+    )
+    return (
+        f"the channels train and validation hold the same classes in another order: class {number} is {first!r} in {training.root} "
+        f"and {second!r} in {held_out.root}. Put the same list in {CLASSES[0]} beside the shards of each, and number the labels "
+        "by it; the classes of folders are sorted by name"
+    )

@@ -111,15 +111,17 @@ def _loading(description: Description, height: int, width: int) -> str:
 
 ```python
 import timm
-from PIL import Image
+from PIL import Image, ImageOps
 
 model = timm.create_model("local-dir:.", pretrained=True).eval()
 transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
-logits = model(transform(Image.open("image.jpg").convert("{mode}"))[None])
+image = ImageOps.exif_transpose(Image.open("image.jpg")).convert("{mode}")
+logits = model(transform(image)[None])
 ```
 
 The transform scales an image's shorter side to {height} pixels (bilinear), cuts out the middle square, and normalises it; the
-logits come in the order of `label_names` in `config.json`.
+logits come in the order of `label_names` in `config.json`. Training and evaluation turned images upright as EXIF says, laid
+transparent ones on white, and reduced 16 bits to 8.
 """
 
 

@@ -108,7 +108,7 @@ def evaluate_pixels(
         what a model would reach that gives every pixel the label that is most frequent: its class, miou and pixel_accuracy.
 
     Raises:
-        ValueError: no pixel of any mask is labelled, or none can be read.
+        ValueError: no pixel of any mask is labelled, or none can be read; or, of two classes, one alone beside pixels that are ignored.
     """
     count = len(classes)
     counts = torch.zeros(
@@ -127,11 +127,18 @@ def evaluate_pixels(
                 # neither an index by a mask nor bincount, which would wait for the device to know how many there are
                 pairs = torch.where(mask == ignore_index, count**2, mask * count + logits[0].argmax(0)).flatten()
                 counts.scatter_add_(0, pairs, torch.ones_like(pairs))
-    confusion, loss = world.total(counts[:-1].view(count, count).double()), world.total(loss)
+    totals, loss = world.total(counts.double()), world.total(loss)
+    confusion, ignored = totals[:-1].view(count, count), totals[-1].item()
     pixels = confusion.sum().item()
     if pixels == 0:
         raise ValueError(
             f"every pixel of the validation masks that can be read is ignored ({ignore_index}): there is nothing to measure"
+        )
+    labelled = confusion.sum(1).nonzero().flatten().tolist()
+    if count == 2 and ignored and len(labelled) == 1:
+        raise ValueError(
+            f"the validation masks hold class {labelled[0]} ({classes[labelled[0]]}) alone, and {ignore_index}, which is ignored: where "
+            f"{ignore_index} stands for class {1 - labelled[0]}, as in masks of 0 and 255, write {1 - labelled[0]} there"
         )
     ious = class_ious(confusion, ignore_index)
     largest = int(confusion.sum(1).argmax())

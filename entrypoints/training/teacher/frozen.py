@@ -313,7 +313,10 @@ def _read_segmenter(
             "model.tar.gz of such a run as the channel teacher"
         )
     name, options = description.name, description.options
-    _require_fit(description.classes, classes, options.get("in_chans", 3), channels)
+    numbers = [str(number) for number in range(len(classes))]
+    known = [*(description.classes or ())]
+    unnamed = len(known) == len(classes) and numbers in (known, [*classes])
+    _require_fit(None if unnamed else known, classes, options.get("in_chans", 3), channels)
     learned = description.image_size
     height, width = (learned, learned) if isinstance(learned, int) else learned
     wanted = [image_size, image_size] if isinstance(image_size, int) else [*image_size]

@@ -142,14 +142,14 @@ def _scaled(
 ) -> np.ndarray:
     """The variation's box, or the middle square as `reference.fit` cuts it, as upright planes (channels, size, size)."""
     width, height = header.upright_size
-    box = variation.box or (0, 0, width, height)
+    box = variation.box or geometry.not_too_long(width, height)
     sides = [[box[0] / part, box[2] / part], [box[1] / part, box[3] / part]]
     if header.orientation != 1:
         corners = stored @ [*sides, [1 / part, 1 / part]]
         sides = [sorted(row) for row in corners[:2].tolist()]
     if variation.box is not None:
         return _upright(_scaled_part(pixels, sides, (size, size)), header.orientation)
-    wide, high = geometry.fitted(width, height, size)
+    wide, high = geometry.fitted(int(box[2] - box[0]), int(box[3] - box[1]), size)
     scaled = _scaled_part(pixels, sides, (high, wide) if header.orientation < 5 else (wide, high))
     planes = _upright(scaled, header.orientation)
     left, top = round((wide - size) / 2), round((high - size) / 2)

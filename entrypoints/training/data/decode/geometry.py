@@ -13,6 +13,9 @@ import numpy as np
 
 from training.data.augmentation import Turn, Variation
 
+LONGEST = 8
+"""Times its shorter side that an image may be long, and be scaled as a whole before its middle is cut."""
+
 
 def mirror(width: float) -> np.ndarray:
     """Left and right swapped."""
@@ -66,6 +69,16 @@ def fitted(width: int, height: int, size: int) -> tuple[int, int]:
     short = min(width, height)
     wide, high = (size if side == short else int(size * side / short) for side in (width, height))
     return wide, high
+
+
+def not_too_long(width: int, height: int) -> tuple[int, int, int, int]:
+    """left, top, right, bottom of an image, or of the middle of one that is longer than LONGEST times its shorter side, so that to
+    scale a line of a few pixels takes no gigabytes."""
+    most = LONGEST * min(width, height)
+    (left, right), (top, bottom) = (
+        (0, side) if side <= most else ((side - most) // 2, (side + most) // 2) for side in (width, height)
+    )
+    return left, top, right, bottom
 
 
 def middle_box(width: int, height: int, size: int) -> tuple[float, float, float, float]:

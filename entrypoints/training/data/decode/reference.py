@@ -9,7 +9,7 @@ from PIL import Image
 
 from training.data.augmentation import Augmentation, Variation
 from training.data.decode.decoding import as_pixels, decode
-from training.data.decode.geometry import fitted
+from training.data.decode.geometry import fitted, not_too_long
 from training.data.decode.image_file import ImageFile
 
 
@@ -74,6 +74,8 @@ def fit(image: Image.Image, size: int) -> Image.Image:
 
     It rounds as torchvision's Resize and CenterCrop: timm's transform gives an exported model the same pixels.
     """
+    box = not_too_long(*image.size)
+    image = image if box == (0, 0, *image.size) else image.crop(box)
     scaled = fitted(*image.size, size)
     image = image.resize(scaled, Image.Resampling.BILINEAR)
     left, top = (round((side - size) / 2) for side in scaled)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -77,28 +76,28 @@ def open_source(
 
     Args:
         images_per_class: only the first N of each class. None: all.
-        sharing: channels of training images that share the disk for copies of shards.
+        sharing: channels that share the disk for copies of shards.
 
     Raises:
         ValueError: there is no class, or one without images; shards are broken; or it holds both kinds.
     """
     if not has_shards(root):
         return LabelledFolder(root, images_per_class)
-    return LabelledShards(root, images_per_class, replace(shard_reading(root, settings), sharing=sharing))
+    return LabelledShards(root, images_per_class, shard_reading(root, settings, sharing))
 
 
 def open_unlabelled(root: Path, settings: TrainingSettings, *, sharing: int) -> Digested:
     """The images of a channel without their labels: shards if it holds any (*.tar), else a folder with images in any tree.
 
     Args:
-        sharing: channels of training images that share the disk for copies of shards.
+        sharing: channels that share the disk for copies of shards.
 
     Raises:
         ValueError: there are no images; shards are broken; or it holds both kinds.
     """
     if not has_shards(root):
         return UnlabelledFolder(root)
-    return UnlabelledShards(root, replace(shard_reading(root, settings), sharing=sharing))
+    return UnlabelledShards(root, shard_reading(root, settings, sharing))
 
 
 def has_shards(root: Path) -> bool:
@@ -117,9 +116,9 @@ def has_shards(root: Path) -> bool:
     return bool(shards)
 
 
-def shard_reading(root: Path, settings: TrainingSettings) -> ShardReading:
+def shard_reading(root: Path, settings: TrainingSettings, sharing: int) -> ShardReading:
     """How a channel's shards are read, by the settings and by SageMaker's input mode."""
     limit = settings.shard_cache_gb
     return ShardReading(
-        settings.shuffle_window_shards, is_streamed(root), None if limit is None else round(limit * 10**9)
+        settings.shuffle_window_shards, is_streamed(root), None if limit is None else round(limit * 10**9), sharing
     )

@@ -99,6 +99,11 @@ class LabelledFolder(ImageFolder):
         found = {name: files[:images_per_class] for name, files in find_images(root).items()}
         super().__init__(root, [file for files in found.values() for file in files])
         self.classes = list(found)
+        if len(found) == 1:
+            self.notes.append(
+                f"WARNING: {root} has one class only, {self.classes[0]}, so accuracy is always 1: images belong into "
+                f"{root}/<class>/<image>, one folder a class"
+            )
         self.labels = np.repeat(np.arange(len(found)), [len(files) for files in found.values()])
         """int64 (images,), class numbers."""
 

@@ -138,6 +138,7 @@ def open_training(
     per_labelled: float | None = None,
     *,
     classes: Sequence[str] = (),
+    sharing: int | None = None,
 ) -> Source:
     """The training images of one channel, or of both.
 
@@ -146,11 +147,12 @@ def open_training(
         unlabelled: the channel of images without labels. None: there is none.
         per_labelled: as JointSource has it.
         classes: where there are no labelled images, the classes all the same.
+        sharing: channels that share the disk for copies of shards. None: no other channel is opened.
 
     Raises:
         ValueError: as `open_source`, `open_unlabelled` and JointSource.
     """
-    sharing = max(1, sum(is_streamed(root) and has_shards(root) for root in (train, unlabelled) if root is not None))
+    sharing = sharing or channels_with_copies(train, unlabelled)
     labelled = None if train is None else open_source(train, settings, settings.images_per_class, sharing=sharing)
     if unlabelled is None:
         assert labelled is not None, "there are training images"
@@ -158,6 +160,15 @@ def open_training(
     found = open_unlabelled(unlabelled, settings, sharing=sharing)
     others = UnlabelledImages(found, unlabelled, classes if labelled is None else labelled.classes)
     return others if labelled is None else JointSource(labelled, others, per_labelled, settings.views_per_decode)
+
+
+def channels_with_copies(*roots: Path | None) -> int:
+    """How many of a host's channels share the disk for copies of shards; 1 where none does.
+
+    Raises:
+        ValueError: a channel holds both shards and folders.
+    """
+    return len({root for root in roots if root is not None and is_streamed(root) and has_shards(root)}) or 1
 
 
 def _epochs(together: int) -> str:

@@ -19,6 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
+from training.runtime.environment import processes_on_host
+
 PIECE = 8 << 20
 """Bytes read at once. FastFile fetches ahead of a file that is read in sequence."""
 
@@ -86,7 +88,9 @@ class ShardCache:
 
     def __init__(self, root: Path, sizes: dict[str, int], limit: int | None = None, sharing: int = 1):
         self.root, self.sizes = root, sizes
-        self.folder = host_folder("copies", root.absolute(), *sizes.items())
+        # a shard that is made again may keep its size, since tars are padded
+        times = [os.stat(root / name).st_mtime_ns for name in sizes]
+        self.folder = host_folder("copies", root.absolute(), *sizes.items(), *times)
         free = shutil.disk_usage(self.folder).free + sum(size for _, _, size in self._copies())
         self.limit = (free // 2 if limit is None else limit) // sharing
 
@@ -158,7 +162,8 @@ class ShardCache:
 class ReadAhead:
     """Copies the shards that an epoch will read, in their order, by a thread of this process.
 
-    It stays within half of the cache; the other half is for the shards being read.
+    The training processes of a host stay within half of the cache together, each with at least one shard ahead that fits there;
+    the other half is for the shards being read.
 
     Args:
         names: the shards' file names.
@@ -196,12 +201,14 @@ class ReadAhead:
 
     def _copy(self, plan: list[tuple[int, int, str]], epoch: int) -> None:
         """Copy shards: (place of the first image, place of the last, name) each."""
-        sizes = self._cache.sizes
+        sizes, most = self._cache.sizes, self._cache.limit // 2
+        share = most // processes_on_host()
         for place, (_, last, name) in enumerate(plan):
 
             def is_due(place: int = place) -> bool:
                 ahead = sum(sizes[other] for first, _, other in plan[: place + 1] if first >= self._asked_for)
-                return epoch != self._epoch or plan[place][0] <= self._asked_for or ahead <= self._cache.limit // 2
+                allowed = max(share, min(most, sizes[plan[place][2]]))
+                return epoch != self._epoch or plan[place][0] <= self._asked_for or ahead <= allowed
 
             with self._changed:
                 self._changed.wait_for(is_due)

@@ -23,6 +23,9 @@ FORMAT = 1
 CLASSES = ("classes.txt", "classes.json")
 
 IMAGE_KINDS = ("jpg", "jpeg", "png", "webp")
+OTHER_IMAGE_KINDS = ("bmp", "gif", "tif", "tiff", "ppm", "pgm")
+"""Not read from shards, only from folders."""
+
 LABEL_KINDS = ("cls", "json")
 
 MAX_CLASSES = 1_000_000
@@ -241,17 +244,21 @@ def _add(
 ) -> None:
     """Append a sample, given by its members' kinds, to a shard's columns."""
     image = next((sample[kind] for kind in IMAGE_KINDS if kind in sample), None)
+    if image is None and any(
+        kind in (MASK_KIND, *LABEL_KINDS) or kind.rpartition(".")[2] in OTHER_IMAGE_KINDS for kind in sample
+    ):
+        raise ValueError(
+            f"{file}: {key} has no image, only {', '.join(sample)}. Images are {', '.join('.' + kind for kind in IMAGE_KINDS)}; "
+            "`launcher prepare` converts others"
+        )
+    dotted = _dotted_image(sample)
+    if dotted is not None:
+        name, _, ending = dotted.rpartition(".")
+        raise ValueError(
+            f"{file}: {key}.{dotted} is no image by WebDataset's rule, where a key ends at its name's first dot: rename it, for "
+            f"example to {key}-{name.replace('.', '-')}.{ending}, and its label alike"
+        )
     if image is None:
-        if MASK_KIND in sample or any(kind in sample for kind in LABEL_KINDS):
-            raise ValueError(
-                f"{file}: {key} has no image, only {', '.join(sample)}. Images are {', '.join('.' + kind for kind in IMAGE_KINDS)}"
-            )
-        dotted = next((kind for kind in sample if kind.rpartition(".")[2] in IMAGE_KINDS), None)
-        if dotted is not None:
-            raise ValueError(
-                f"{file}: {key}.{dotted} is no image by WebDataset's rule, where a key ends at its name's first dot: rename it, for "
-                f"example to {key}-{dotted.rpartition('.')[0].replace('.', '-')}.{dotted.rpartition('.')[2]}"
-            )
         return  # no sample, such as a readme
     if labels and MASK_KIND in sample:
         columns[3].append(sample[MASK_KIND].offset_data)
@@ -267,6 +274,21 @@ def _add(
         columns[2].append(_label(file, key, kind, os.pread(descriptor, member.size, member.offset_data), classes))
     columns[0].append(image.offset_data)
     columns[1].append(image.size)
+
+
+def _dotted_image(sample: dict[str, tarfile.TarInfo]) -> str | None:
+    """The kind of a member that was meant as an image of its own, `1.jpg` of photo.1.jpg: it has a label, or the sample no image.
+
+    Any other, such as seg.png, is a field of the sample.
+    """
+    alone = not any(kind in sample for kind in IMAGE_KINDS)
+    for kind in sample:
+        name, dot, ending = kind.rpartition(".")
+        if not dot or ending not in IMAGE_KINDS or kind == MASK_KIND:
+            continue
+        if alone or any(f"{name}.{label}" in sample for label in (*LABEL_KINDS, MASK_KIND)):
+            return kind
+    return None
 
 
 def _label(file: Path, key: str, kind: str, text: bytes, classes: list[str] | None) -> int:
