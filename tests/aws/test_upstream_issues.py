@@ -150,7 +150,7 @@ def test_a_job_that_could_cost_more_than_allowed_is_refused_before_anything_is_s
 def test_a_job_whose_price_nobody_knows_passes_no_limit(good, tmp_path):
     """https://github.com/aws/sagemaker-python-sdk/issues/4643"""
     config = tmp_path / "job.yaml"
-    config.write_text(repr(good))
+    config.write_text(repr(changed(good, {"region": "eu-central-1"})))
     command = [sys.executable, "-m", "launcher", "run", str(config), "--on", "aws", "--max-cost", "1e9"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 2 and "price" in done.stderr and "Traceback" not in done.stderr
