@@ -6,11 +6,11 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from training.distributed.world import World
 from training.runtime import accelerator
@@ -19,18 +19,25 @@ from tests.gpu import isolation
 from tests.gpu.bench import Bench
 
 
+class Alone(World):
+    """Counts two ranks, of which the other one has what this one has."""
+
+    def gather_rows(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.cat([rows] * self.size)
+
+
 @contextmanager
 def one_rank(bench: Bench) -> Iterator[World]:
     """A group of one, NCCL's where there is a GPU, and a World that counts two ranks.
 
     NCCL refuses two ranks on one GPU. The kit takes the path of many ranks where its World counts more than one; every
-    collective then runs in the group of one. Gathering, which counts ranks, is not for this World.
+    collective then runs in the group of one, but for gathering, which counts ranks.
     """
     backend = "nccl" if bench.is_gpu else "gloo"
     accelerator.make_current(bench.device)
     _join(backend, bench.folder / "one-rank", 0, 1)
     try:
-        yield replace(bench.world(), size=2, backend=backend, reason="a group of one rank")
+        yield Alone(0, 2, 0, bench.device, backend, "a group of one rank")
     finally:
         dist.destroy_process_group()
 
