@@ -268,6 +268,14 @@ def end_of_patch(framework_version: str) -> date | None:
     return ends.get(".".join(framework_version.split(".")[:2]))
 
 
+def next_end_of_patch(framework_version: str) -> tuple[str, date] | None:
+    """The nearest newer PyTorch version whose images' last day of patches is known, and that day; None: there is none."""
+    ends: Mapping[str, date] = _catalog()["images"]["training"]["end_of_patch"]
+    newer = [version for version in ends if numbers(version) > numbers(framework_version)[:2]]
+    nearest = min(newer, key=numbers, default=None)
+    return (nearest, ends[nearest]) if nearest is not None else None
+
+
 def packages() -> Packages:
     """Python packages of the training images, and those that scripts need beyond them."""
     facts = _catalog()["packages"]

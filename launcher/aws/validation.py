@@ -139,12 +139,12 @@ def _image(job: Job, kit_script: bool) -> Iterator[Issue]:
             + (f"its CUDA {cuda} does not support that GPU" if cuda >= 13 else "its build may leave that GPU out"),
             fix=f'use a newer instance type; or write image: {{framework_version: "{last}", python: {python}}}, which gets no patches',
         )
-    patched_until = catalog.end_of_patch(about.framework_version)
-    if patched_until is not None and patched_until < date.today():
+    unpatched = _unpatched(about.framework_version)
+    if unpatched is not None:
         newer = f"image: {newest_image()}"
         yield warning(
             key="image",
-            found=f"AWS's image of PyTorch {about.framework_version} has had no security patches since {patched_until}",
+            found=f"AWS's image of PyTorch {about.framework_version} {unpatched}",
             fix=f"write {newer}, if the script allows it"
             if old is None
             else f"use an instance type with a newer GPU than {old}, and {newer}",
@@ -157,6 +157,17 @@ def _image(job: Job, kit_script: bool) -> Iterator[Issue]:
             valid="PyTorch 2.0 or newer with Python 3.10 or newer, for this kit's scripts",
             fix='write image: {framework_version: "2.0.1", python: py310}, or a newer one',
         )
+
+
+def _unpatched(framework_version: str) -> str | None:
+    """What is known of the security patches of AWS's image of a PyTorch version, where they have ended or seem to have."""
+    last_day = catalog.end_of_patch(framework_version)
+    if last_day is not None:
+        return f"has had no security patches since {last_day}" if last_day < date.today() else None
+    newer = catalog.next_end_of_patch(framework_version)
+    if newer is None or newer[1] >= date.today():
+        return None
+    return f"has no known end of security patches; those of the newer {newer[0]} ended on {newer[1]}"
 
 
 def _preprocessing(job: Job, kit_script: bool) -> Iterator[Issue]:

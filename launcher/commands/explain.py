@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE
 from launcher.commands.json_text import as_json
-from launcher.config import builtin_configs
+from launcher.config import builtin_configs, yaml_file
 from launcher.config.entrypoints import entrypoints_folder
 from launcher.config.expressions import NotPlain
 from launcher.config.issues import Issue, UserError, did_you_mean, mistake
 from launcher.config.loading import load
+from launcher.config.redaction import redact_setting
 
 if TYPE_CHECKING:
     from launcher.config.descriptions import Described
@@ -103,6 +104,9 @@ def _explained(subject: str) -> tuple[list[Explained], list[Explained]]:
         return [], [(one, _ABSENT) for one in _settings(source, file.name if file.is_file() else subject)]
     job = load(subject)
     given = job.redacted(exclude_unset=True, exclude_none=False)
+    written = yaml_file.read(subject).values
+    if "smoke" in written:
+        given["smoke"] = redact_setting("smoke", written["smoke"])
     keys = [
         (replace(one, name=f"{path}.{one.name}".removeprefix(".")), _at(given, path, one.name))
         for path, model in descriptions.config_sections()

@@ -33,7 +33,14 @@ def add(to: arguments.Add) -> None:
     made = action("export", "write the labels for other programs, one file a view", export)
     _folder(made)
     made.add_argument("target", metavar="TARGET", help="the folder to create")
-    made.add_argument("--as", dest="kind", choices=KINDS, default="npz", help="the kind of files (default: npz)")
+    made.add_argument(
+        "--as",
+        dest="kind",
+        choices=KINDS,
+        metavar="|".join(KINDS),
+        default="npz",
+        help="the kind of files (default: npz)",
+    )
 
 
 def _folder(made: argparse.ArgumentParser) -> None:

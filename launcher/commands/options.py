@@ -10,6 +10,7 @@ from pathlib import Path
 
 from launcher import backends
 from launcher.config.issues import mistake
+from launcher.config.sections import MAX_HOSTS
 
 CarryOut = Callable[[argparse.Namespace], int]
 """Options -> exit code."""
@@ -60,7 +61,7 @@ def overrides(made: argparse.ArgumentParser) -> None:
 
 
 def hosts(made: argparse.ArgumentParser) -> None:
-    made.add_argument("--hosts", type=int, metavar="N", help="short for compute.instance_count=N")
+    made.add_argument("--hosts", type=_hosts, metavar="N", help="short for compute.instance_count=N")
 
 
 def config(made: argparse.ArgumentParser) -> None:
@@ -100,7 +101,7 @@ def start(made: argparse.ArgumentParser) -> None:
     made.add_argument("--detach", action="store_true", help="return at once and leave the run running")
     every_line(made)
     made.add_argument(
-        "--max-cost", type=float, metavar="USD", help="refuse a job that could cost more than this on SageMaker"
+        "--max-cost", type=_dollars, metavar="USD", help="refuse a job that could cost more than this on SageMaker"
     )
 
 
@@ -111,10 +112,34 @@ def trials(made: argparse.ArgumentParser) -> None:
     )
     made.add_argument(
         "--max-cost",
-        type=float,
+        type=_dollars,
         metavar="USD",
         help="refuse trials that together could cost more than this on SageMaker",
     )
+
+
+def _hosts(text: str) -> int:
+    """The number of --hosts, whose range is that of compute.instance_count."""
+    try:
+        return int(text)
+    except ValueError:
+        raise _wrong(text, f"a whole number from 1 to {MAX_HOSTS}", "write --hosts 2") from None
+
+
+def _dollars(text: str) -> float:
+    """The number of --max-cost."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not value > 0:  # nan allows nothing
+        raise _wrong(text, "US dollars, above 0", "write --max-cost 20")
+    return value
+
+
+def _wrong(text: str, valid: str, fix: str) -> argparse.ArgumentTypeError:
+    """What argparse prints behind the option's name."""
+    return argparse.ArgumentTypeError(f"{text!r}\n  valid: {valid}\n  fix:   {fix}")
 
 
 def end_like_ctrl_c() -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 
 import launcher
+from launcher import backends
 from launcher.backends.plans import plan_config
 from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE, USER_ERROR
 from launcher.commands.json_text import as_json
 from launcher.config.issues import Issue, UserError
+from launcher.config.redaction import REDACTED, mentions_a_secret
 from launcher.planner.plan_text import Part, counts, in_full
 from launcher.runner import labelling
 from launcher.show.severity import coloured
@@ -58,8 +61,17 @@ def carry_out(options: argparse.Namespace) -> int:
     if others:
         return _each([options.config, *others], given, options)
     made = _planned(options.config, given, options)
-    print(as_json(made.to_dict()) if options.json else coloured(made.text(*options.opened), sys.stdout))
+    start = f"`{_starting(given, options)}`"
+    print(as_json(made.to_dict()) if options.json else coloured(made.text(*options.opened, start=start), sys.stdout))
     return _exit_code(made.issues, options)
+
+
+def _starting(overrides: Sequence[str], options: argparse.Namespace) -> str:
+    """The command that starts what was planned, without the options that only `launcher plan` has."""
+    shown = [f"{one.partition('=')[0]}={REDACTED}" if mentions_a_secret(one) else one for one in overrides]
+    backend = ["--on", options.on] if options.on != backends.DEFAULT else []
+    smoke = ["--smoke"] if options.smoke else []
+    return shlex.join(["launcher", "label" if options.label else "run", options.config, *shown, *backend, *smoke])
 
 
 def _planned(config: str, overrides: list[str], options: argparse.Namespace) -> launcher.Plan:

@@ -60,6 +60,16 @@ class Described:
         return dataclasses.asdict(self)
 
 
+SMOKE = Described(
+    name="smoke",
+    takes="a mapping of config keys",
+    default={},
+    sentence="What --smoke changes: a small version of the job. An override cannot change this section.",
+    example="{hyperparameters: {max_steps: 3}}",
+)
+"""The key of a config file that a job does not have."""
+
+
 def config_sections(model: type[BaseModel] = Job, path: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
     """(key of the section, its model), outermost first; `inputs.NAME` and `study.serving_groups[]` stand for many."""
     yield path, model
@@ -71,7 +81,7 @@ def config_sections(model: type[BaseModel] = Job, path: str = "") -> Iterator[tu
 
 def config_keys(model: type[BaseModel]) -> list[Described]:
     """The keys of one section of a config."""
-    return [
+    keys = [
         Described(
             name=name,
             takes=item.description or "",
@@ -82,6 +92,7 @@ def config_keys(model: type[BaseModel]) -> list[Described]:
         )
         for name, item in model.model_fields.items()
     ]
+    return [*keys, SMOKE] if model is Job else keys
 
 
 def settings_of(cls: type, settings: ModuleType, *, inherited: bool = True) -> list[Described]:

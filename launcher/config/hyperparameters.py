@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import dataclasses
 import json
+import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
+import typing
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +95,7 @@ def _by_settings_class(
     module_name, class_name = declared
     issues: list[Issue] = []
     with kit_modules("training.settings", "training.settings.entries") as (settings_module, entries):
-        classes = SettingsClasses([(source / script).parent, source, entrypoints_folder()], entrypoints_folder())
+        classes = _classes(source, script)
         try:
             settings_class = classes.get(module_name, class_name)
             if not dataclasses.is_dataclass(settings_class):
@@ -111,17 +113,10 @@ def _by_settings_class(
             wrong = f"{class_name} of {module_name} cannot be made: {type(error).__name__}: {error}"
             fix = f"run python -c 'import {module_name}' in the script's folder to see where"
             return [Issue(key="script", found=wrong, fix=fix)]
+        issues += [_issue(script, settings_class, values, problem, settings_module.describe) for problem in problems]
     if settings is not None:
         unread = dict.fromkeys(classes.unread)
         issues += [_not_checked(f"what {class_name} of {script} requires: {reason}", PLAIN) for reason in unread]
-    for name, found, valid in problems:
-        key = f"hyperparameters.{name}" if name else "hyperparameters"
-        if found == "unknown hyperparameter":
-            fix = did_you_mean(name.rpartition(".")[2], valid.split(", "))
-            issues.append(Issue(key=key, found=f"{script} has no such hyperparameter", valid=valid, fix=fix))
-        else:
-            fix = f"add {name}" if found == "missing" else f"correct {name}"
-            issues.append(Issue(key=key, found=found, valid=valid, fix=fix))
     issues += [
         Issue(
             key=f"inputs.{name}",
@@ -133,6 +128,88 @@ def _by_settings_class(
         if name not in channels
     ]
     return issues
+
+
+def _issue(
+    script: str,
+    settings_class: Any,
+    values: Mapping[str, Any],
+    problem: tuple[str, str, str],
+    describe: Callable[[Any], str],
+) -> Issue:
+    """A problem that `training.settings.check` found, with its fix.
+
+    Args:
+        problem: (name, what was found, what is valid).
+        describe: `training.settings.describe`.
+    """
+    name, found, valid = problem
+    key = f"hyperparameters.{name}" if name else "hyperparameters"
+    if found == "unknown hyperparameter":
+        fix = did_you_mean(name.rpartition(".")[2], valid.split(", "))
+        return Issue(key=key, found=f"{script} has no such hyperparameter", valid=valid, fix=fix)
+    if found == "missing":
+        example = _example(settings_class, name)
+        return Issue(key=key, found=found, valid=valid, fix=f"write {name}: {example}" if example else f"add {name}")
+    fix = f"correct {name}"
+    value: Any = values
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    known = {item.name: item for item in dataclasses.fields(settings_class)}
+    lacking = re.fullmatch(r"(\w+) without `?(\w+)`?", valid)
+    if lacking and lacking[2] in known:
+        other = lacking[2]
+        words = _words(describe(typing.get_type_hints(settings_class)[other]))
+        others = [word for word in words if word != json.dumps(known[other].default, default=str)]
+        fix = f"write {other}: {' or '.join(others)}, or " if others else f"add {other}, or write "
+        fix += f"{name}: {lacking[1]}"
+    elif isinstance(value, str):
+        words = _words(valid)
+        fix = did_you_mean(value, words, did_you_mean(value.lower(), words, fix))
+    return Issue(key=key, found=found, valid=valid, fix=fix)
+
+
+def _words(valid: str) -> list[str]:
+    """The words in a text of `training.settings.describe`: for "true or false or one of auto, max" these four."""
+    parts = valid.split(" or ")
+    listed = [word for part in parts if part.startswith("one of ") for word in part.removeprefix("one of ").split(", ")]
+    return [part for part in parts if part in ("true", "false", "null")] + listed
+
+
+def _example(settings_class: type, name: str) -> str:
+    """The example in the docstring under a field; empty where it has none."""
+    from launcher.config.descriptions import sentences
+
+    classes = [base for base in settings_class.__mro__ if dataclasses.is_dataclass(base)]
+    sentence = next(filter(None, (sentences(base).get(name) for base in classes)), "")
+    found = re.search(r"for example (\{[^{}]*\}|\[[^\[\]]*\]|[\w./-]*\w)(?=[.,;]| or |$)", sentence)
+    return found[1] if found else ""
+
+
+def kit_default(source: Path, script: str, name: str) -> Any:
+    """The default of a setting of this kit's training scripts.
+
+    Args:
+        source: the folder that holds the script.
+        script: the script's path inside it.
+        name: the setting.
+
+    Returns:
+        None where the script's settings class is not the kit's, nor derived from it.
+    """
+    try:
+        declared = declared_settings(source / script)
+        if declared is None:
+            return None
+        with kit_modules("training.settings.scripts") as (scripts,):
+            settings_class = _classes(source, script).get(*declared)
+            return getattr(settings_class, name) if issubclass(settings_class, scripts.TrainingSettings) else None
+    except Exception:  # `check` reports it
+        return None
+
+
+def _classes(source: Path, script: str) -> SettingsClasses:
+    return SettingsClasses([(source / script).parent, source, entrypoints_folder()], entrypoints_folder())
 
 
 def _needed_channels(settings: Any, classes: SettingsClasses) -> tuple[str, ...]:

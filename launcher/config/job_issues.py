@@ -8,13 +8,15 @@ import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from launcher.config import yaml_file
-from launcher.config.issues import Issue, did_you_mean
+from launcher.config.entrypoints import entrypoints_folder
+from launcher.config.issues import Issue, did_you_mean, near
 from launcher.config.job import Job
 from launcher.config.redaction import mentions_a_secret
 from launcher.config.secret_shapes import names_a_secret
@@ -47,6 +49,18 @@ SDK_NAMES = {
     "base_job_name": "name",
 }
 """Argument of the PyTorch estimator in SageMaker's SDK v2 -> config key."""
+
+REMOVE = "remove it"
+"""The fix for a key that is like no other."""
+
+KINDS = {"string_type": "text", "model_type": "a mapping", "dict_type": "a mapping"}
+"""pydantic's type of an error -> what is valid, where the key has no description."""
+
+DISTRIBUTIONS = {"ddp": "torchrun", "pytorchddp": "torchrun", "torch_distributed": "torchrun", "smdistributed": "smddp"}
+"""What others call a value of `distribution` -> that value."""
+
+A_BUCKET = "a bucket's name has 3 to 63 characters: a to z, digits, dots and hyphens, a letter or digit at both ends"
+"""https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html"""
 
 
 def problems(config: yaml_file.Config) -> Iterator[Issue]:
@@ -94,11 +108,19 @@ def _issue(config: yaml_file.Config, item: Mapping[str, Any]) -> Issue:
     example = field.examples[0] if field is not None and field.examples else None
     valid = (field.description or "") if field is not None else ""
     leaf = path[-1] if path else ""
+    if path == ["smoke"]:
+        return Issue(
+            key=key,
+            found="a section of config files only, which no override changes",
+            fix="override the key itself, for example hyperparameters.max_steps=3",
+        )
     if item["type"] == "extra_forbidden":
         fields = list(parent.model_fields) + (["smoke"] if parent is Job else [])
-        return Issue(
-            key=config.where(key), found="unknown key", valid=", ".join(fields), fix=_fix_for_key(leaf, fields)
-        )
+        settings = _settings(config.values) if parent is Job else []
+        fix = _fix_for_setting(config, leaf, item["input"]) if leaf in settings else _fix_for_key(leaf, fields)
+        if fix == REMOVE and (meant := near(leaf, settings)):
+            fix = f"did you mean hyperparameters.{meant}?"
+        return Issue(key=config.where(key), found="unknown key", valid=", ".join(fields), fix=fix)
     if item["type"] == "missing":
         return Issue(key=key, found="missing", valid=valid, fix=f"add {leaf}: {example}" if example else f"add {leaf}")
     if item["type"] == "value_error":
@@ -106,12 +128,15 @@ def _issue(config: yaml_file.Config, item: Mapping[str, Any]) -> Issue:
         return Issue(key=config.where(key), found=found, fix=fix)
     value = item["input"]
     shown = _kind(value) if _hides(path) else as_written(value)
-    if item["type"] == "model_type" and path[0] == "inputs" and isinstance(value, str):
+    if item["type"] == "model_type" and path[0] == "inputs":
+        place = f"data/{leaf}"
+        if isinstance(value, str) and value:
+            place = "…" if mentions_a_secret(value) else value
         return Issue(
             key=config.where(key),
             found=shown,
             valid="; ".join(Input.SOURCES),
-            fix=f"write {leaf}: {{{'s3' if value.startswith('s3://') else 'folder'}: {'…' if mentions_a_secret(value) else value}}}",
+            fix=f"write {leaf}: {{{'s3' if str(value).startswith('s3://') else 'folder'}: {place}}}",
         )
     fix = f"write {leaf}: {example}" if example is not None else f"correct {leaf}"
     bound = item.get("ctx", {}).get({"greater_than_equal": "ge", "less_than_equal": "le"}.get(item["type"], ""))
@@ -122,7 +147,8 @@ def _issue(config: yaml_file.Config, item: Mapping[str, Any]) -> Issue:
         fix = f"write {leaf}: {kind}" if re.fullmatch(INSTANCE_TYPE, kind) else fix
     if item["type"] == "literal_error" and isinstance(value, str):
         words = [word.strip() for word in valid.replace(" or ", ", ").split(",")]
-        fix = did_you_mean(value, words, fix)
+        meant = DISTRIBUTIONS.get(value.lower(), value) if leaf == "distribution" else value
+        fix = did_you_mean(meant, words, fix)
     if key == "name" and isinstance(value, str) and (name := re.sub(r"[^a-zA-Z0-9]+", "-", value)[:42].strip("-")):
         fix = f"write name: {name}"
     if item["type"] == "bool_type":
@@ -131,11 +157,16 @@ def _issue(config: yaml_file.Config, item: Mapping[str, Any]) -> Issue:
         below = _model_at(path)
         fix = f"write under {leaf}: " + (" or ".join(below.model_fields) if below else "one key: value on each line")
     if item["type"] == "string_type" and isinstance(value, (int, float, bool)):
-        fix = f'quote it: {leaf}: "{shown.rpartition(" (")[0] or "…"}"'
+        text = shown.rpartition(" (")[0]
+        fix = f'quote it: {leaf}: "{text or "…"}"'
+        if leaf == "framework_version" and re.fullmatch(r"\d+\.\d", text):  # 2.10 is the number 2.1
+            fix += f', or "{text}0" if that is meant: unquoted, they are the same number'
+    if item["type"] == "string_pattern_mismatch" and item["ctx"]["pattern"].startswith("^s3://"):
+        valid += f"; {A_BUCKET}"
     return Issue(
         key=config.where(key),
         found=shown,
-        valid=valid or ("text" if item["type"] == "string_type" else item["msg"]),
+        valid=valid or KINDS.get(item["type"], item["msg"]),
         fix=fix,
     )
 
@@ -146,9 +177,30 @@ def _fix_for_key(word: str, fields: Sequence[str]) -> str:
     places |= {name: name for name in Job.model_fields}
     if word in places:
         return f"did you mean {places[word]}?"
-    near = difflib.get_close_matches(word, SDK_NAMES, n=1, cutoff=0.8)
-    from_sdk = f"did you mean {SDK_NAMES[near[0]]}, which SageMaker's SDK calls {near[0]}?" if near else "remove it"
+    found = difflib.get_close_matches(word, SDK_NAMES, n=1, cutoff=0.8)
+    from_sdk = f"did you mean {SDK_NAMES[found[0]]}, which SageMaker's SDK calls {found[0]}?" if found else REMOVE
     return from_sdk if word in SDK_NAMES else did_you_mean(word, fields, from_sdk)
+
+
+def _fix_for_setting(config: yaml_file.Config, word: str, value: Any) -> str:
+    """The fix for a setting of the script that stands outside of `hyperparameters`."""
+    text = "…"
+    if isinstance(value, (str, int, float)) and not mentions_a_secret(f"{word}={value}"):
+        text = yaml_file.as_override(word, value).partition("=")[2]
+    if config.lines and config.where(word) == word:
+        return f"write hyperparameters.{word}={text}"
+    return f"write it under hyperparameters: {word}: {text}"
+
+
+def _settings(values: Mapping[str, Any]) -> list[str]:
+    """Names of the settings of a config's script; none where they cannot be read."""
+    from launcher.config.descriptions import script_settings
+
+    try:
+        source = Path(values["source"]) if values.get("source") is not None else entrypoints_folder()
+        return [one.name for one in script_settings(source, values["script"])]
+    except Exception:  # whatever the script, or a wrong value here, would raise
+        return []
 
 
 def _fields_below(name: str) -> list[str]:

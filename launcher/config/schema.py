@@ -30,6 +30,7 @@ Schema = dict[str, Any]
 def config_schema() -> Schema:
     """The schema of a config file, JSON-ready, its `smoke` section and the settings of the kit's own scripts included."""
     made = Job.model_json_schema()
+    made["properties"]["smoke"] = {"type": "object", "additionalProperties": False}
     definitions = made.pop("$defs")
     models = {model.__name__: model for _, model in descriptions.config_sections()}
     for name, definition in [("Job", made), *definitions.items()]:
@@ -41,9 +42,7 @@ def config_schema() -> Schema:
     made["properties"]["checkpoints"]["anyOf"].insert(
         0, {key: address[key] for key in ("type", "pattern", "maxLength")}
     )
-    smoke = {"type": "object", "properties": deepcopy(made["properties"]), "additionalProperties": False}
-    smoke["description"] = "What --smoke changes: a small version of the job."
-    made["properties"]["smoke"] = smoke
+    made["properties"]["smoke"]["properties"] = {name: deepcopy(made["properties"][name]) for name in Job.model_fields}
     settings = _kit_settings()
     definitions |= {f"settings of {script}": schema for script, schema in settings.items()}
     made["allOf"] = [_with_settings(script) for script in settings]

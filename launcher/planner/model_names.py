@@ -9,7 +9,8 @@ from pathlib import Path
 
 from launcher.config.issues import Issue
 from launcher.config.job import Job
-from launcher.config.students import students
+from launcher.config.students import LABELS, students
+from launcher.planner.teachers import PIXELS
 
 FILE = Path(__file__).with_name("timm_models.txt")
 """First line: the versions. Then a line for each architecture, with the names of its weights; `>=` and `<` bound the versions that
@@ -18,9 +19,12 @@ have a name. `python -m tests.launcher.timm_models` adds the installed version."
 SETTINGS = ("model", "student", "teacher")
 """Hyperparameters of this kit's scripts that name a model, or several."""
 
+LABELLING = (LABELS, "label_pixels.py")
+"""Scripts that build the teacher alone."""
+
 
 def check(job: Job, version: str | None) -> Iterator[Issue]:
-    """Names in the hyperparameters of one of this kit's scripts that timm does not know.
+    """Names in the hyperparameters of one of this kit's scripts that timm does not know, and options that only timm can check.
 
     Args:
         version: of timm where the job runs; None: unknown.
@@ -31,6 +35,26 @@ def check(job: Job, version: str | None) -> Iterator[Issue]:
         for name in given if isinstance(given, list) else [given]:
             if isinstance(name, str):
                 yield from check_name(f"hyperparameters.{setting}", name, version)
+    if job.source is None:
+        yield from _options(job)
+
+
+def _options(job: Job) -> Iterator[Issue]:
+    """The options of the models that one of this kit's scripts builds: timm's functions take any, and only building tells."""
+    shown = job.redacted()["hyperparameters"]
+    every = {name: (shown.get(name), shown.get(f"{name}_options")) for name in SETTINGS}
+    for name, own in students(job.model_copy(update={"hyperparameters": shown})).items():
+        every[f"students.{name}.student"] = (own.get("student", shown.get("student")), own.get("student_options"))
+    features = {"features_only": True} if job.script == PIXELS else {}
+    for name, (model, options) in every.items():
+        built = name == "teacher" or job.script not in LABELLING
+        if built and isinstance(model, str) and isinstance(options, dict) and options:
+            yield Issue(
+                key=f"hyperparameters.{name}_options",
+                level="not checked",
+                found=f"{', '.join(map(str, options))}: whether {model} takes {'it' if len(options) == 1 else 'them'}",
+                fix=f"try it where timm is installed: timm.create_model({model!r}, **{features | options})",
+            )
 
 
 def check_name(key: str, name: str, version: str | None) -> Iterator[Issue]:

@@ -24,6 +24,9 @@ from launcher.planner.source_package import SourceFile
 from launcher.show import html
 from launcher.show.text import counted, dollars, file_size
 
+START = "launcher.run(plan)"
+"""What starts a plan in Python."""
+
 
 @dataclass(frozen=True)
 class HostPlan:
@@ -250,7 +253,7 @@ class Plan:
         end = (
             f"{counted(len(self.errors), 'error')}: see above"
             if self.errors
-            else "nothing has started; launcher.run(plan) starts it"
+            else f"nothing has started; {START} starts it"
         )
         folded = {
             "hyperparameters": self.job.redacted()["hyperparameters"],
@@ -261,8 +264,12 @@ class Plan:
         settings = "".join(html.more(name, html.rows(values)) for name, values in folded.items())
         return html.box(f"plan {self.name}", " · ".join(about), found + html.pairs(rows) + settings, end)
 
-    def text(self, *opened: Part) -> str:
-        """As `print(plan)` shows it, with what is folded there in full: "files", "env", "differences"."""
+    def text(self, *opened: Part, start: str = START) -> str:
+        """As `print(plan)` shows it, with what is folded there in full: "files", "env", "differences".
+
+        Args:
+            start: the call or command that starts the plan.
+        """
         hosts = [counted(len(self.hosts), "host")] if self.hosts else []  # none where the job has errors
         about = ", ".join([self.backend, *hosts, f"at most {self.job.compute.max_hours:g} h"])
         title = ": ".join(filter(None, [f"plan {self.name}", plan_text.counts(self.issues)]))
@@ -283,7 +290,7 @@ class Plan:
         lines += plan_text.code(self.files, str(self.source), "files" in opened)
         lines += plan_text.differences(self.differences if self.hosts else {}, "differences" in opened)
         lines += plan_text.in_full(self.issues)
-        lines += [] if self.errors else ["  nothing has started; `launcher run` with the same arguments starts it"]
+        lines += [] if self.errors else [f"  nothing has started; {start} starts it"]
         return "\n".join(lines)
 
     def __str__(self) -> str:

@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from launcher.config import builtin_configs, hyperparameters, students
+from launcher.config import builtin_configs, hyperparameters, students, yaml_file
 from launcher.config.entrypoints import PACKAGES
-from launcher.config.issues import Issue, UserError, did_you_mean
+from launcher.config.issues import Issue, UserError, did_you_mean, near
 from launcher.config.job import Job
 from launcher.config.redaction import REDACTED, is_secret
 from launcher.config.sections import Input
-from launcher.planner import groups
+from launcher.planner import groups, python_start
 from launcher.planner.source_package import IGNORE_FILE, SourceFile
 from launcher.record import records
 
-SAMPLES = ("digits", "photos", "shapes")
+SAMPLES = ("digits", "photos", "shapes", "cutouts")
 """Images that `launcher prepare` makes of packages, as the built-in configs name their folders."""
+
+PREPARED = {"train": "", "validation": "", "unlabelled": " --unlabelled"}
+"""A folder that `launcher prepare SOURCE TARGET` makes in its target -> the option for it."""
+
+WEIGHTS = ("dinov2-small",)
+"""What `launcher weights` makes a folder of."""
+
+LABELS = "-labels"
+"""What `launcher label` adds to a job's name."""
 
 TOOLKITS_OWN = ("PATH", "HOME", "TRAINING_JOB_NAME", "PYTHONUNBUFFERED")
 """Variables that a job may not set, besides those that begin with SM_, SAGEMAKER_ or PET_."""
@@ -60,6 +71,9 @@ def places(job: Job) -> tuple[dict[str, str], list[Issue]]:
     return found, issues
 
 
+NO_ENTRY_SCRIPTS = (python_start.FILE, students.LABELS, "label_pixels.py")
+"""Python files of the source package that no config names: what starts every process, and what `launcher label` starts."""
+
 ASKED_FOR: Mapping[str, tuple[str, Callable[[Any], bool], str]] = {
     "unlabelled": ("unlabelled", lambda value: value is not None, "hyperparameters.unlabelled={}"),
     "weights": ("pretrained", lambda value: value == "channel", "hyperparameters.pretrained=channel"),
@@ -95,16 +109,7 @@ def check(job: Job, source: Path, files: list[SourceFile], world_size: int) -> l
                 fix="write distribution: torchrun, unless the script itself connects SM_HOSTS",
             )
         )
-    batch = job.hyperparameters.get("global_batch_size")
-    if isinstance(batch, int) and 0 < batch <= sys.maxsize and batch % world_size:
-        lower = batch // world_size * world_size
-        issues.append(
-            Issue(
-                key="hyperparameters.global_batch_size",
-                found=f"{batch} images do not divide evenly among {world_size} processes",
-                fix=f"write global_batch_size: {lower or world_size} or {lower + world_size}",
-            )
-        )
+    issues += _check_batch(job, source, world_size)
     return issues
 
 
@@ -119,9 +124,8 @@ def _place(key: str, source: Input) -> str:
             earlier = records.find(source.run, completed=True)
         except UserError as error:
             first = error.issues[0]
-            known = source.run.replace("-", "_") in builtin_configs.names()
-            fix = f"run it first: launcher run {source.run.replace('-', '_') if known else 'its config'}"
-            raise problem(first.found, fix if "no such run" in first.found else first.fix) from None
+            missing = "no such run" in first.found
+            raise problem(first.found, _how_to_get(source.run, first.fix) if missing else first.fix) from None
         several = [*students.results(earlier.result())]
         if source.student is not None or (several and _trains_students(earlier)):
             return _student(earlier, source, several, problem)
@@ -135,13 +139,11 @@ def _place(key: str, source: Input) -> str:
         raise problem(f"{source.folder or source.file}: {error}", "check the path") from None
     kind = "folder" if source.folder else "file"
     if not path.exists():
-        sample = path.parent.name if path.parent.name in SAMPLES else None
-        how = f": launcher prepare {sample} {Path(str(source.folder)).parent}" if sample else " with launcher prepare"
-        made = f"check the path, which is relative to the current folder, or create it{how}"
+        fix = "check the path, which is relative to the current folder"
+        if source.folder and (command := _command_that_makes(Path(source.folder).expanduser())):
+            fix += f", or create it: {command}"
         beside = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise problem(
-            f"{path}: no such {kind}", did_you_mean(path.name, beside, made if source.folder else "check the path")
-        )
+        raise problem(f"{path}: no such {kind}", did_you_mean(path.name, beside, fix))
     if source.folder and not path.is_dir():
         raise problem(f"{path} is a file", f"write {{file: {source.folder}}}")
     if source.file and path.is_dir():
@@ -149,6 +151,55 @@ def _place(key: str, source: Input) -> str:
     if source.folder and not any(path.iterdir()):
         raise problem(f"{path} is empty", "put images there, for example with launcher prepare")
     return str(path)
+
+
+def _command_that_makes(folder: Path) -> str | None:
+    """The command that creates an input's folder; None: the kit has none."""
+    if folder.name in WEIGHTS:
+        return f"launcher weights {folder.name} {shlex.quote(str(folder))}"
+    if folder.name not in PREPARED:
+        return None
+    sample = folder.parent.name if folder.parent.name in SAMPLES else "SOURCE"
+    return f"launcher prepare {sample} {shlex.quote(str(folder.parent))}{PREPARED[folder.name]}"
+
+
+def _how_to_get(name: str, otherwise: str) -> str:
+    """The fix for an input whose run does not exist: the command that starts it, or the nearest name.
+
+    Args:
+        name: a run's or a job's.
+        otherwise: the fix for a run of which nothing is known.
+    """
+    commands = _commands_by_job()
+    if name in commands:
+        return f"run it first: {commands[name]}"
+    runs = records.all_runs()[-records.SUGGESTED :]
+    known = {run.name for run in runs} | {run.job_name for run in runs}
+    of_labels = name.endswith(LABELS)  # whose nearest name is often the job's own
+    meant = near(name, [one for one in sorted(known | commands.keys()) if LABELS in one or not of_labels])
+    if meant in known:
+        return f"did you mean {meant}?"
+    command, job = ("label", name.removesuffix(LABELS)) if of_labels else ("run", name)
+    own = f"launcher {command} CONFIG, the config whose name is {job}"
+    if meant is not None:
+        return f"did you mean {meant}? Run it first: {commands[meant]}; or for a run of your own: {own}"
+    return otherwise if records.NAME.fullmatch(name) else f"run it first: {own}; {otherwise}"
+
+
+@cache
+def _commands_by_job() -> Mapping[str, str]:
+    """The names of the built-in configs' jobs, and of those that fill their label banks -> the command that starts one."""
+    found: dict[str, str] = {}
+    for config in builtin_configs.names():
+        try:
+            values = yaml_file.read(builtin_configs.folder() / f"{config}.yaml").values
+        except UserError:
+            continue  # of a user who edits the kit's own configs
+        name, settings = values.get("name"), values.get("hyperparameters")
+        found[str(name)] = f"launcher run {config}"
+        if isinstance(settings, dict) and settings.get("teacher_cache") is not None:
+            found[f"{name}{LABELS}"] = f"launcher label {config}"
+    return found
 
 
 def _trains_students(earlier: records.RunFolder) -> bool:
@@ -196,6 +247,25 @@ def _check_texts(job: Job) -> Iterator[Issue]:
                 found="looks like a secret; whoever may describe the job can read it",
                 fix="declare it under secrets, and name only its variable here",
             )
+
+
+def _check_batch(job: Job, source: Path, world_size: int) -> Iterator[Issue]:
+    """A global batch, given or the default of this kit's settings, that the processes cannot share evenly."""
+    if world_size == 1:
+        return
+    name = "global_batch_size"
+    is_default = name not in job.hyperparameters
+    batch = hyperparameters.kit_default(source, job.script, name) if is_default else job.hyperparameters[name]
+    if isinstance(batch, str) and re.fullmatch(r"\d{1,19}", batch.strip(), re.ASCII):
+        batch = int(batch)
+    if type(batch) is int and 0 < batch <= sys.maxsize and batch % world_size:
+        lower = batch // world_size * world_size
+        shown = f"{batch} images" + ", the default," * is_default
+        yield Issue(
+            key=f"hyperparameters.{name}",
+            found=f"{shown} do not divide evenly among {world_size} processes",
+            fix=f"write {name}: " + (f"{lower} or {lower + world_size}" if lower else str(world_size)),
+        )
 
 
 def _check_unread(job: Job) -> Iterator[Issue]:
@@ -258,7 +328,7 @@ def _check_script(job: Job, source: Path, files: list[SourceFile]) -> Iterator[I
         )
     elif not (source / job.script).is_file():
         own = [file.path for file in files if file.path.endswith(".py") and file.path.split("/")[0] not in PACKAGES]
-        scripts = sorted(own, key=lambda path: (path.count("/"), path))
+        scripts = sorted({*own} - {*NO_ENTRY_SCRIPTS}, key=lambda path: (path.count("/"), path))
         fix = did_you_mean(job.script, scripts, "name a script in that folder, or set source to your own folder")
         yield Issue(
             key="script", found=f"{job.script}: no such file in {source}", valid=", ".join(scripts[:8]), fix=fix

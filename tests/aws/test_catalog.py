@@ -359,6 +359,20 @@ def test_intervals_and_ends_are_there():
     assert catalog.end_of_patch("1.13.1") is None
 
 
+@pytest.mark.parametrize(
+    ("version", "newer"),
+    [
+        ("1.13.1", ("2.0", date(2024, 3, 15))),
+        ("2.1.0", ("2.6", date(2026, 1, 29))),
+        ("2.5.1", ("2.6", date(2026, 1, 29))),
+        ("2.9.0", ("2.10", date(2027, 1, 21))),
+        ("99.0", None),
+    ],
+)
+def test_of_versions_whose_end_of_patches_is_unknown_that_of_the_next_newer_one_is(version, newer):
+    assert catalog.next_end_of_patch(version) == newer
+
+
 def test_every_part_of_the_file_has_a_date_and_a_source():
     text = (ROOT / "launcher/aws/catalog.yaml").read_text()
     for name, part in yaml.safe_load(text).items():

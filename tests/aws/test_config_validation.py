@@ -79,6 +79,21 @@ def test_the_configs_as_they_stand_are_not_refused(config, overrides, tmp_path, 
     assert [str(issue) for issue in issues_of(config, overrides) if issue.level == "error"] == []
 
 
+def test_an_image_older_than_one_without_patches_is_warned_of_although_its_own_end_is_unknown():
+    warned = [
+        issue
+        for issue in issues_of("remote_teacher", ['image={framework_version: "2.3.0", python: py311}'])
+        if issue.key == "image"
+    ]
+    assert [(one.level, one.found) for one in warned] == [
+        (
+            "warning",
+            "AWS's image of PyTorch 2.3.0 has no known end of security patches; those of the newer 2.6 ended on 2026-01-29",
+        )
+    ]
+    assert warned[0].fix.startswith('write image: {framework_version: "2.')
+
+
 def test_many_mistakes_in_one_config_come_all_at_once(tmp_path):
     config = tmp_path / "broken.yaml"
     config.write_text(

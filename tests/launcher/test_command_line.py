@@ -58,6 +58,18 @@ def test_a_wrong_command_or_option_names_the_nearest(words, meant, capsys):
     assert code == 2 and meant in text and "invalid choice" not in text
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "fix"),
+    [
+        *(("--max-cost", value, "valid: US dollars, above 0\n  fix:   write --max-cost 20") for value in ("-5", "0", "abc", "nan")),
+        ("--hosts", "two", "valid: a whole number from 1 to 1000\n  fix:   write --hosts 2"),
+    ],
+)  # fmt: skip
+def test_a_number_that_an_option_does_not_take_is_answered_with_what_is_valid(option, value, fix, capsys):
+    code, text = said(["run", "job.yaml", option, value], capsys)
+    assert code == 2 and f"argument {option}: '{value}'\n  {fix}" in text
+
+
 def test_a_command_loads_no_other_command(tmp_path):
     """Loading all of them took a third of a plan's time."""
     code = (

@@ -117,6 +117,8 @@ def test_explain_says_what_a_setting_takes_what_it_means_and_what_a_config_sets(
     assert (hours["value"], hours["default"], "672" in hours["takes"]) == (1.0, 24.0, True)
     assert (temperature["value"], temperature["takes"]) == (4, "a number above 0")
     assert "value" not in seed and seed["default"] == 0 and "augmentation" in seed["sentence"]
+    [smoke] = json.loads(typed("explain", "quickstart", "smoke", "--json").stdout)["keys"]
+    assert smoke["value"] == {"hyperparameters": {"max_steps": 3}} and "--smoke" in smoke["sentence"]
     text = typed("explain", "train_kd.py").stdout
     assert "teacher_cache.views" in text and "may change on resume" in text
     wrong = typed("explain", "quickstart", "temprature")

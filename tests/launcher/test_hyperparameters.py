@@ -127,6 +127,50 @@ def test_a_wrong_hyperparameter_says_what_is_valid(values, expected):
     assert expected in "\n".join(map(str, found))
 
 
+@pytest.mark.parametrize(
+    ("values", "fix"),
+    [
+        ({"precision": "fp61"}, "did you mean fp16?"),
+        ({"precision": "BF16"}, "did you mean bf16?"),
+        ({"precision": "x"}, "correct precision"),
+        ({"compile": "ture"}, "did you mean true?"),
+        ({"trained_layers": "head"}, "write pretrained: true or channel, or trained_layers: all"),
+    ],
+)
+def test_a_wrong_word_is_answered_with_the_one_that_is_meant(values, fix):
+    [issue] = check(KIT, {"model": "resnet18", **values}, script="train_classifier.py")
+    assert (issue.key, issue.fix) == (f"hyperparameters.{next(iter(values))}", fix)
+
+
+def test_a_setting_in_a_group_gets_a_similar_word_too():
+    values = {"student": "x", "teacher_cache": {"views": 2, "precision": "fp61"}}
+    [issue] = check(KIT, values, script="train_kd.py")
+    assert (issue.key, issue.fix) == ("hyperparameters.teacher_cache.precision", "did you mean fp16?")
+
+
+def test_a_missing_setting_is_answered_with_the_example_of_its_docstring(user_source):
+    [issue] = check(KIT, {}, script="train_classifier.py")
+    assert issue.fix == "write model: vit_small_patch16_224"
+    [issue] = check(user_source, {})
+    assert issue.fix == "add depth"
+
+
+def test_a_default_is_known_of_the_kits_settings_and_of_a_class_derived_from_them(user_source):
+    name = "global_batch_size"
+    assert hyperparameters.kit_default(KIT, "train_classifier.py", name) == 64
+    assert hyperparameters.kit_default(user_source, "script.py", "mode") is None
+    (user_source / "my_settings.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from training.settings.scripts import TrainingSettings\n"
+        "@dataclass(frozen=True, kw_only=True)\n"
+        "class Mine(TrainingSettings):\n"
+        "    global_batch_size: int = 48\n"
+    )
+    assert hyperparameters.kit_default(user_source, "script.py", name) == 48
+    (user_source / "script.py").write_text("print(1)\n")
+    assert hyperparameters.kit_default(user_source, "script.py", name) is None
+
+
 def test_a_channel_that_the_script_reads_must_be_there():
     found = check(KIT, {"student": "x"}, channels=["train"], script="train_kd.py")
     assert [issue.key for issue in found] == ["inputs.validation", "inputs.teacher"]

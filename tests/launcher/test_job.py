@@ -41,13 +41,23 @@ def test_a_job_is_frozen(tmp_path):
         ("compute: 2", ["compute (line 7): 2 (a whole number)", "valid: a mapping"]),
         ("distribution: torchrn", ["did you mean torchrun?"]),
         ("distribution: 3", ["smddp, torchrun or none"]),
+        ("distribution: ddp", ["did you mean torchrun?"]),
+        ("image: {framework_version: 2.10, python: py312}", ['framework_version: "2.1", or "2.10" if that is meant']),
+        ("output: s3://b/c", ["valid: an s3:// address; a bucket's name has 3 to 63 characters"]),
+        (
+            "profiling: {rules: {A: 3}}",
+            ["profiling.rules.A (line 7): 3 (a whole number)", "valid: a mapping", "write under A: one key"],
+        ),
+        ("temperature: 2", ["temperature (line 7): unknown key", "write it under hyperparameters: temperature: 2"]),
+        ("max_hours: 2", ["max_hours (line 7): unknown key", "did you mean compute.max_hours?"]),
+        ("temprature: 2", ["did you mean hyperparameters.temperature?"]),
         ("environment: {DEBUG: 1}", ['quote it: DEBUG: "1"']),
         ("environment: {DEBUG: true}", ['quote it: DEBUG: "true"']),
         ("hyperparameters: [1]", ["given twice"]),
         ("source: ''", ["source (line 7): ''"]),
         ("smoke: 3", ["list the keys that --smoke changes under smoke"]),
         ("smoke: {compute: {instance_count: none}}", ["smoke.compute.instance_count (line 7): 'none'"]),
-        ("smoke: {epochs: 1}", ["smoke.epochs (line 7): unknown key"]),
+        ("smoke: {epochs: 1}", ["smoke.epochs (line 7): unknown key", "write it under hyperparameters: epochs: 1"]),
     ],
 )
 def test_a_mistake_names_the_key_what_is_valid_and_the_fix(tmp_path, line, expected):
@@ -62,7 +72,19 @@ def test_a_mistake_names_the_key_what_is_valid_and_the_fix(tmp_path, line, expec
     ("override", "expected"),
     [
         ("inputs.train=data", "write train: {folder: data}"),
+        ("inputs.train=", "valid: folder; file; run; s3; fsx; efs\n    fix:   write train: {folder: data/train}"),
+        (
+            "inputs.validation=3",
+            "valid: folder; file; run; s3; fsx; efs\n    fix:   write validation: {folder: data/validation}",
+        ),
         ("inputs.train={foldr: data}", "did you mean folder?"),
+        ("epochs=2", "fix:   write hyperparameters.epochs=2"),
+        ("student=resnet18", "fix:   write hyperparameters.student=resnet18"),
+        ("student=password=hunter22", "fix:   write hyperparameters.student=…"),
+        (
+            "smoke.x=1",
+            "smoke: a section of config files only, which no override changes\n    fix:   override the key itself",
+        ),
         (
             "inputs.train={folder: a, run: b}",
             "folder and run given\n    fix:   give exactly one",

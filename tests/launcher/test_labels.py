@@ -184,6 +184,12 @@ def test_banks_of_different_teachers_or_transforms_are_not_merged(tmp_path, caps
     assert not (tmp_path / "into").exists()
 
 
+def test_the_kinds_of_files_are_named_in_the_help(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["labels", "export", "--help"])
+    assert "--as npz|safetensors|huggingface" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("top_k", [4, None])
 @pytest.mark.parametrize("precision", ["fp16", "int4"])
 def test_every_export_holds_what_training_reads(tmp_path, top_k, precision):

@@ -11,6 +11,7 @@ import pytest
 import launcher
 from launcher.aws import catalog
 from launcher.planner import model_names
+from launcher.runner.labelling import labelling
 from tests.conftest import ROOT
 
 PINNED = catalog.packages().pins["timm"]
@@ -82,6 +83,32 @@ def test_an_image_of_the_users_own_and_a_script_of_the_users_are_not_judged(scri
     own = ["image={uri: registry.example.com/mine:1}", "hyperparameters.student=my_model", "distribution=torchrun"]
     assert launcher.plan(launcher.load(ROOT / "configs/kt_food_tag.yaml", own), on="aws").errors == ()
     assert launcher.plan(script_job("x = 1", hyperparameters={"model": "my_model"})).errors == ()
+
+
+@pytest.mark.parametrize(
+    ("config", "override", "key", "call"),
+    [
+        ("dali_imagenette", "hyperparameters.model_options={patchsize: 3}", "model_options", "**{'patchsize': 3}"),
+        ("hyundai_segmentation", "hyperparameters.model_options={in_chans: 1}", "model_options", "**{'features_only': True, 'in_chans': 1}"),
+        ("kt_food_tag", "hyperparameters.student_options={token: hf_hunter2}", "student_options", "'***'"),
+        ("many_students", "hyperparameters.student_options={}", "students.vit.student_options", "'vit_tiny_patch16_224', **{"),
+    ],
+)  # fmt: skip
+def test_options_of_a_model_are_reported_as_not_checked_with_the_call_that_checks_them(config, override, key, call):
+    job = launcher.load(config, [override])
+    [issue] = [one for one in model_names.check(job, PINNED) if one.key.endswith("_options")]
+    assert (issue.level, issue.key) == ("not checked", f"hyperparameters.{key}") and call in issue.fix
+
+
+def test_options_of_a_model_that_is_not_built_or_not_of_this_kit_are_not_reported(script_job):
+    labels = labelling(launcher.load("quickstart_bank"))
+    own = script_job("x = 1", hyperparameters={"model": "mine", "model_options": {"patchsize": 3}})
+    without = launcher.load("quickstart_teacher", ["hyperparameters.model_options={}"])
+    assert [
+        *model_names.check(labels, PINNED),
+        *model_names.check(own, PINNED),
+        *model_names.check(without, PINNED),
+    ] == []
 
 
 def test_on_this_machine_the_installed_version_counts(script_job):

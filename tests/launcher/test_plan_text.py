@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 import pytest
+import yaml
 
 import launcher
 from launcher.commands import main
@@ -86,6 +88,41 @@ def test_the_command_opens_what_it_is_asked_for(capsys):
 
     plain, opened = shown(), shown("--files", "--env")
     assert "launcher_observer/__init__.py" not in plain and "launcher_observer/__init__.py" in opened
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["--files", "--env", "--differences", "--strict"], "launcher run mine.yaml"),
+        (["--smoke", "--on", "docker", "--hosts", "2"], "launcher run mine.yaml compute.instance_count=2 --on docker --smoke"),
+        (["--label", "name=a"], "launcher label mine.yaml name=a"),
+        (["tags={a: b}"], "launcher run mine.yaml 'tags={a: b}'"),
+        (["environment.API_TOKEN=hunter2"], "launcher run mine.yaml 'environment.API_TOKEN=***'"),
+    ],
+)  # fmt: skip
+def test_a_plan_ends_with_the_command_that_starts_it(tmp_path, monkeypatch, capsys, words, command):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train/a").mkdir(parents=True)
+    (tmp_path / "teacher").mkdir()
+    (tmp_path / "teacher/model.pt").touch()
+    values = {
+        "name": "mine",
+        "script": "train_kd.py",
+        "distribution": "torchrun",
+        "smoke": {"compute": {"max_hours": 1}},
+    }
+    values["inputs"] = {name: {"folder": name} for name in ("train", "teacher")} | {"validation": {"folder": "train"}}
+    values["hyperparameters"] = {"student": "resnet18", "teacher_cache": {"views": 1}, "global_batch_size": 4}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(values))
+    assert main.main(["plan", "mine.yaml", *words]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"  nothing has started; `{command}` starts it"
+    started = main.read(shlex.split(command)[1:])
+    assert started.command == command.split()[1] and started.config == "mine.yaml"
+
+
+def test_a_plan_in_python_ends_with_the_call_that_starts_it(script_job):
+    assert lines_of(launcher.plan(script_job("x = 1")))[-1] == "  nothing has started; launcher.run(plan) starts it"
 
 
 def test_in_a_notebook_what_is_wrong_comes_first_and_the_rest_unfolds(script_job):

@@ -12,7 +12,9 @@ import pytest
 import launcher
 from launcher.backends import BACKENDS
 from launcher.config.entrypoints import entrypoints_folder
-from launcher.planner import source_package
+from launcher.planner import source_package, validation
+from launcher.prepare import published_weights
+from launcher.runner import labelling
 from tests.launcher.test_store import recorded
 
 ROOT = Path(__file__).parents[2]
@@ -138,12 +140,35 @@ def issues(job) -> str:
         ({"compute": {"processes_per_host": 2}}, "none, with 2 processes a host"),
         ({"compute": {"instance_count": 17}, "distribution": "torchrun"}, "valid: at most 16"),
         ({"compute": {"instance_count": 3}, "distribution": "torchrun", "hyperparameters": {"global_batch_size": 64}}, "write global_batch_size: 63 or 66"),
+        ({"compute": {"instance_count": 3}, "distribution": "torchrun", "hyperparameters": {"global_batch_size": "65"}}, "write global_batch_size: 63 or 66"),
         ({"distribution": "smddp"}, "warning distribution: smddp exists on SageMaker only"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_job_is_found_before_it_starts(script_job, values, expected):
     job = script_job("def main(): ...")
     assert expected in issues(launcher.from_values({**job.model_dump(exclude_none=True), **values}))
+
+
+def test_a_default_batch_that_does_not_divide_is_found_before_the_hosts_start():
+    def told(hosts: int, **settings: int) -> list[tuple[str, str]]:
+        values = {"name": "a", "script": "train_classifier.py", "distribution": "torchrun", "hyperparameters": settings}
+        plan = launcher.plan(launcher.from_values({**values, "compute": {"instance_count": hosts}}))
+        return [(one.found, one.fix) for one in plan.errors if one.key == "hyperparameters.global_batch_size"]
+
+    wrong = "do not divide evenly among 3 processes"
+    assert told(3) == [(f"64 images, the default, {wrong}", "write global_batch_size: 63 or 66")]
+    assert told(3, global_batch_size=2) == [(f"2 images {wrong}", "write global_batch_size: 3")]
+    assert told(2) == told(3, global_batch_size=6) == []
+
+
+def test_a_misspelt_script_lists_those_that_a_config_names():
+    [found] = [
+        issue
+        for issue in launcher.plan(launcher.from_values({"name": "a", "script": "train_clasifier.py"})).errors
+        if issue.key == "script"
+    ]
+    assert found.valid == "train_classifier.py, train_kd.py, train_segmentation.py"
+    assert found.fix == "did you mean train_classifier.py?"
 
 
 @pytest.mark.parametrize("on", BACKENDS)
@@ -155,6 +180,62 @@ def test_a_checkpoint_folder_that_the_kits_scripts_do_not_write_to_is_refused(on
             one for one in launcher.plan(launcher.from_values(values), on=on).errors if one.key == "checkpoints.path"
         ]
         assert len(refused) == found and all("scripts write to /opt/ml/checkpoints\n" in str(one) for one in refused)
+
+
+@pytest.mark.parametrize(
+    ("run", "fix"),
+    [
+        ("quickstart-bank-labels", "fix:   run it first: launcher label quickstart_bank"),
+        ("cutouts-bank-labels", "fix:   run it first: launcher label cutouts_bank"),
+        ("cutouts", "fix:   run it first: launcher run cutouts_segmentation"),
+        (
+            "quickstart_teacher",
+            "did you mean quickstart-teacher? Run it first: launcher run quickstart_teacher; or for",
+        ),
+        ("my-studnet-labels", "fix:   did you mean my-student-labels?"),
+        ("my-studnet", "fix:   did you mean my-student?"),
+        ("my-own", "fix:   run it first: launcher run CONFIG, the config whose name is my-own; launcher runs"),
+    ],
+)
+def test_a_run_that_does_not_exist_is_named_with_the_command_that_starts_it_or_a_near_one(script_job, run, fix):
+    recorded("my-student-20261121-031500-abcd")
+    recorded("my-student-labels-20261121-031500-abce")
+    assert fix in issues(script_job("x = 1", inputs={"teacher": {"run": run}}))
+
+
+def test_no_command_starts_a_run_that_is_named_in_full(script_job):
+    told = issues(script_job("x = 1", inputs={"teacher": {"run": "mine-20261121-031500-abcd"}}))
+    assert "fix:   launcher runs lists them" in told
+
+
+def test_a_label_banks_run_is_not_taken_for_its_own_jobs(script_job):
+    recorded("mobile-20261121-031500-abcd")
+    told = issues(script_job("x = 1", inputs={"cache": {"run": "mobile-labels"}}))
+    assert "run it first: launcher label CONFIG, the config whose name is mobile;" in told
+
+
+@pytest.mark.parametrize(
+    ("folder", "command"),
+    [
+        ("data/dinov2-small", "launcher weights dinov2-small data/dinov2-small"),
+        ("data/stamps/train", "launcher prepare SOURCE data/stamps"),
+        ("data/cutouts/validation", "launcher prepare cutouts data/cutouts"),
+        ("my data/unlabelled", "launcher prepare SOURCE 'my data' --unlabelled"),
+    ],
+)
+def test_a_folder_that_the_kit_can_make_is_named_with_the_command(script_job, tmp_path, monkeypatch, folder, command):
+    monkeypatch.chdir(tmp_path)
+    told = issues(script_job("x = 1", inputs={"given": {"folder": folder}}))
+    assert f"relative to the current folder, or create it: {command}\n" in f"{told}\n"
+
+
+def test_a_folder_that_the_kit_cannot_make_is_named_without_a_command(script_job, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "launcher prepare" not in issues(script_job("x = 1", inputs={"teacher": {"folder": "models/teacher"}}))
+
+
+def test_commands_that_validation_names_do_what_it_says():
+    assert validation.LABELS == labelling.SUFFIX and {*validation.WEIGHTS} == {*published_weights.KNOWN}
 
 
 def test_an_empty_folder_is_no_input(tmp_path, script_job):
