@@ -19,6 +19,12 @@ have a name. `python -m tests.launcher.timm_models` adds the installed version."
 SETTINGS = ("model", "student", "teacher")
 """Hyperparameters of this kit's scripts that name a model, or several."""
 
+USUAL_OPTIONS = {
+    *("in_chans", "num_classes", "global_pool", "drop_rate", "drop_path_rate", "features_only", "out_indices"),
+    *("img_size", "patch_size", "embed_dim", "embed_dims", "depth", "depths", "num_heads", "mlp_ratio", "mlp_ratios"),
+}
+"""What many of timm's models take, so that a word of these is hardly misspelt."""
+
 LABELLING = (LABELS, "label_pixels.py")
 """Scripts that build the teacher alone."""
 
@@ -48,11 +54,13 @@ def _options(job: Job) -> Iterator[Issue]:
     features = {"features_only": True} if job.script == PIXELS else {}
     for name, (model, options) in every.items():
         built = name == "teacher" or job.script not in LABELLING
-        if built and isinstance(model, str) and isinstance(options, dict) and options:
+        if not built or not isinstance(model, str) or not isinstance(options, dict):
+            continue
+        if others := [str(option) for option in options if option not in USUAL_OPTIONS]:
             yield Issue(
                 key=f"hyperparameters.{name}_options",
                 level="not checked",
-                found=f"{', '.join(map(str, options))}: whether {model} takes {'it' if len(options) == 1 else 'them'}",
+                found=f"{', '.join(others)}: whether {model} takes {'it' if len(others) == 1 else 'them'}",
                 fix=f"try it where timm is installed: timm.create_model({model!r}, **{features | options})",
             )
 

@@ -89,9 +89,9 @@ def test_an_image_of_the_users_own_and_a_script_of_the_users_are_not_judged(scri
     ("config", "override", "key", "call"),
     [
         ("dali_imagenette", "hyperparameters.model_options={patchsize: 3}", "model_options", "**{'patchsize': 3}"),
-        ("hyundai_segmentation", "hyperparameters.model_options={in_chans: 1}", "model_options", "**{'features_only': True, 'in_chans': 1}"),
+        ("hyundai_segmentation", "hyperparameters.model_options={inchans: 1}", "model_options", "**{'features_only': True, 'inchans': 1}"),
         ("kt_food_tag", "hyperparameters.student_options={token: hf_hunter2}", "student_options", "'***'"),
-        ("many_students", "hyperparameters.student_options={}", "students.vit.student_options", "'vit_tiny_patch16_224', **{"),
+        ("many_students", "hyperparameters.students.vit.student_options={depht: 2}", "students.vit.student_options", "'vit_tiny_patch16_224', **{"),
     ],
 )  # fmt: skip
 def test_options_of_a_model_are_reported_as_not_checked_with_the_call_that_checks_them(config, override, key, call):
