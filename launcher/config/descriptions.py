@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
-import inspect
 import json
 import typing
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from launcher.config.hyperparameters import declared_settings
 from launcher.config.job import Job
 from launcher.config.script_parser import parser_of
 from launcher.config.sections import Part
-from launcher.config.settings_class import SettingsClasses, field_sentences
+from launcher.config.settings_class import SettingsClasses, sentences
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,19 +161,6 @@ def group_of(annotation: Any) -> type | None:
 
 
 @functools.cache
-def sentences(cls: type) -> dict[str, str]:
-    """Field -> the docstring under it, of one class without its bases."""
-    kept = cls.__dict__.get("__sentences__")  # of a class that was read rather than imported
-    if kept is not None:
-        return dict(kept)
-    [node] = [
-        node
-        for node in ast.parse(inspect.cleandoc("\n" + inspect.getsource(cls))).body
-        if isinstance(node, ast.ClassDef)
-    ]
-    return field_sentences(node)
-
-
 def first_paragraph(cls: type) -> str:
     """The first paragraph of a class's docstring, on one line."""
     return " ".join((cls.__doc__ or "").split("\n\n")[0].split())

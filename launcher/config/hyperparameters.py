@@ -17,7 +17,7 @@ from launcher.config.entrypoints import entrypoints_folder, kit_modules
 from launcher.config.expressions import NotPlain, Undefined
 from launcher.config.issues import Issue, did_you_mean
 from launcher.config.redaction import holds_a_secret
-from launcher.config.settings_class import SettingsClasses
+from launcher.config.settings_class import SettingsClasses, sentences
 
 MAX_COUNT, MAX_NAME, MAX_VALUE = 100, 256, 2500
 """SageMaker's limits: hyperparameters of a job, characters of a name, characters of an encoded value.
@@ -178,8 +178,6 @@ def _words(valid: str) -> list[str]:
 
 def _example(settings_class: type, name: str) -> str:
     """The example in the docstring under a field; empty where it has none."""
-    from launcher.config.descriptions import sentences
-
     classes = [base for base in settings_class.__mro__ if dataclasses.is_dataclass(base)]
     sentence = next(filter(None, (sentences(base).get(name) for base in classes)), "")
     found = re.search(r"for example (\{[^{}]*\}|\[[^\[\]]*\]|[\w./-]*\w)(?=[.,;]| or |$)", sentence)

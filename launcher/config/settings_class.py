@@ -7,6 +7,7 @@ import collections.abc
 import dataclasses
 import functools
 import importlib
+import inspect
 import itertools
 import math
 import types
@@ -232,6 +233,19 @@ def _class_of(module: _Module, node: ast.ClassDef) -> type:
     for words in made_with:
         owner[0] = dataclasses.dataclass(**words)(owner[0])
     return owner[0]
+
+
+def sentences(cls: type) -> dict[str, str]:
+    """Field -> the docstring under it, of one class without its bases."""
+    kept = cls.__dict__.get("__sentences__")  # of a class that was read rather than imported
+    if kept is not None:
+        return dict(kept)
+    [node] = [
+        node
+        for node in ast.parse(inspect.cleandoc("\n" + inspect.getsource(cls))).body
+        if isinstance(node, ast.ClassDef)
+    ]
+    return field_sentences(node)
 
 
 def field_sentences(node: ast.ClassDef) -> dict[str, str]:
