@@ -9,7 +9,7 @@ from launcher.config.job import Job
 
 SETTING = "students"
 
-TRAINS, LABELS = "train_kd.py", "label_images.py"
+TRAINS, LABELS, LABELS_PIXELS = "train_kd.py", "label_images.py", "label_pixels.py"
 """The script that learns from a teacher's answers, and the one that only keeps them; both take the same settings."""
 
 

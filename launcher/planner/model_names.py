@@ -9,7 +9,7 @@ from pathlib import Path
 
 from launcher.config.issues import Issue
 from launcher.config.job import Job
-from launcher.config.students import LABELS, students
+from launcher.config.students import LABELS, LABELS_PIXELS, students
 from launcher.planner.teachers import PIXELS
 
 FILE = Path(__file__).with_name("timm_models.txt")
@@ -25,7 +25,7 @@ USUAL_OPTIONS = {
 }
 """What many of timm's models take, so that a word of these is hardly misspelt."""
 
-LABELLING = (LABELS, "label_pixels.py")
+LABELLING = (LABELS, LABELS_PIXELS)
 """Scripts that build the teacher alone."""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from launcher.config.issues import Issue
 from launcher.config.job import Job
 from launcher.config.sections import Input
-from launcher.config.students import students
+from launcher.config.students import LABELS, LABELS_PIXELS, TRAINS, students
 from launcher.record import archives
 from launcher.record.records import RunFolder
 
@@ -20,9 +20,9 @@ CHANNEL, DESCRIPTION = "teacher", "config.json"
 PIXELS = "train_segmentation.py"
 """The script whose teachers give every pixel a class."""
 
-OF_PIXELS = (PIXELS, "label_pixels.py")
+OF_PIXELS = (PIXELS, LABELS_PIXELS)
 
-SCRIPTS = ("train_kd.py", "label_images.py", *OF_PIXELS)
+SCRIPTS = (TRAINS, LABELS, *OF_PIXELS)
 
 MAX_BYTES = 64 * 2**20
 """Of an archive that are unpacked in search of its config.json, which takes half a second; and more than any config.json has."""

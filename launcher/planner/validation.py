@@ -29,7 +29,7 @@ PREPARED = {"train": "", "validation": "", "unlabelled": " --unlabelled"}
 WEIGHTS = ("dinov2-small",)
 """What `launcher weights` makes a folder of."""
 
-LABELS = "-labels"
+SUFFIX = "-labels"
 """What `launcher label` adds to a job's name."""
 
 TOOLKITS_OWN = ("PATH", "HOME", "TRAINING_JOB_NAME", "PYTHONUNBUFFERED")
@@ -71,7 +71,7 @@ def places(job: Job) -> tuple[dict[str, str], list[Issue]]:
     return found, issues
 
 
-NO_ENTRY_SCRIPTS = (python_start.FILE, students.LABELS, "label_pixels.py")
+NO_ENTRY_SCRIPTS = (python_start.FILE, students.LABELS, students.LABELS_PIXELS)
 """Python files of the source package that no config names: what starts every process, and what `launcher label` starts."""
 
 ASKED_FOR: Mapping[str, tuple[str, Callable[[Any], bool], str]] = {
@@ -175,11 +175,11 @@ def _how_to_get(name: str, otherwise: str) -> str:
         return f"run it first: {commands[name]}"
     runs = records.all_runs()[-records.SUGGESTED :]
     known = {run.name for run in runs} | {run.job_name for run in runs}
-    of_labels = name.endswith(LABELS)  # whose nearest name is often the job's own
-    meant = near(name, [one for one in sorted(known | commands.keys()) if LABELS in one or not of_labels])
+    of_labels = name.endswith(SUFFIX)  # whose nearest name is often the job's own
+    meant = near(name, [one for one in sorted(known | commands.keys()) if SUFFIX in one or not of_labels])
     if meant in known:
         return f"did you mean {meant}?"
-    command, job = ("label", name.removesuffix(LABELS)) if of_labels else ("run", name)
+    command, job = ("label", name.removesuffix(SUFFIX)) if of_labels else ("run", name)
     own = f"launcher {command} CONFIG, the config whose name is {job}"
     if meant is not None:
         return f"did you mean {meant}? Run it first: {commands[meant]}; or for a run of your own: {own}"
@@ -198,7 +198,7 @@ def _commands_by_job() -> Mapping[str, str]:
         name, settings = values.get("name"), values.get("hyperparameters")
         found[str(name)] = f"launcher run {config}"
         if isinstance(settings, dict) and settings.get("teacher_cache") is not None:
-            found[f"{name}{LABELS}"] = f"launcher label {config}"
+            found[f"{name}{SUFFIX}"] = f"launcher label {config}"
     return found
 
 

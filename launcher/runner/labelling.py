@@ -9,16 +9,14 @@ from launcher import backends
 from launcher.backends.plans import plan_config
 from launcher.config.issues import mistake
 from launcher.config.job import Job
-from launcher.config.students import LABELS, TRAINS
+from launcher.config.students import LABELS, LABELS_PIXELS, TRAINS
 from launcher.planner.plan import Plan
 from launcher.planner.teachers import PIXELS
-
-SUFFIX = "-labels"
-"""Of the name of a job that labels another one's images."""
+from launcher.planner.validation import SUFFIX
 
 SETTING = "teacher_cache"
 
-LABELLED_BY = {TRAINS: LABELS, PIXELS: "label_pixels.py"}
+LABELLED_BY = {TRAINS: LABELS, PIXELS: LABELS_PIXELS}
 """By the script that learns from a teacher's answers, the one that only keeps them; both take the same settings."""
 
 

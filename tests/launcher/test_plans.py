@@ -14,7 +14,6 @@ from launcher.backends import BACKENDS
 from launcher.config.entrypoints import entrypoints_folder
 from launcher.planner import source_package, validation
 from launcher.prepare import published_weights
-from launcher.runner import labelling
 from tests.launcher.test_store import recorded
 
 ROOT = Path(__file__).parents[2]
@@ -235,7 +234,7 @@ def test_a_folder_that_the_kit_cannot_make_is_named_without_a_command(script_job
 
 
 def test_commands_that_validation_names_do_what_it_says():
-    assert validation.LABELS == labelling.SUFFIX and {*validation.WEIGHTS} == {*published_weights.KNOWN}
+    assert {*validation.WEIGHTS} == {*published_weights.KNOWN}
 
 
 def test_an_empty_folder_is_no_input(tmp_path, script_job):

@@ -187,7 +187,7 @@ def _one_label_alone(images: MaskedImages) -> list[str]:
     """A warning where the first masks of two classes hold one alone beside what is ignored: many programs write 0 and 255."""
     settings, seen = images.settings, set[int]()
     for index in range(min(LOOKED_AT, len(images)) if settings.classes == 2 else 0):
-        with contextlib.suppress(BrokenImage, ValueError):  # each is told of where it is trained on
+        with contextlib.suppress(BrokenImage, ValueError):  # reported where it is trained on
             encoded = images.pairs.mask(index)
             seen |= {*np.unique(read_mask(encoded, images.pairs.mask_name(index), 2, settings.ignore_index)).tolist()}
     labels = seen - {settings.ignore_index}

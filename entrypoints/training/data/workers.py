@@ -32,8 +32,8 @@ MOST = 16
 
 THREADS_OF_A_LOADER = 2
 """In one loader process at most. They take turns with Python's lock: on 16 cores beside an H100, which one batch over and over kept at
-4,250 images/s, 15 threads made 1,440 a second in one process, 2,860 by eight, 3,660 by four, 4,050 by two, 4,240 each in its own. Each
-process makes whole batches, so two need half the memory that 15 would."""
+4,250 images/s, 15 threads made 1,440 images/s in one process, 2,860 in processes of eight, 3,660 of four, 4,050 of two and 4,240 of one
+(docs/gpu.md). Each process makes whole batches, so processes of two hold half as many as those of one."""
 
 MEASURED = 6
 """Images whose cost is measured; the first is for what is loaded with it."""
@@ -107,7 +107,11 @@ def choose_threads(settings: TrainingSettings, environ: Mapping[str, str] = os.e
 
 
 def threads_of_loaders(threads: int) -> list[int]:
-    """Of each loader process, where they have so many together; as equal as can be."""
+    """The threads of each loader process, as equal as can be.
+
+    Args:
+        threads: of all processes together, at least 1.
+    """
     processes = -(-threads // THREADS_OF_A_LOADER)
     return [(threads + number) // processes for number in range(processes)]
 
