@@ -14,12 +14,13 @@ class EntryRules(NamedTuple):
 
     decoding: ModuleType
     masks: ModuleType
+    folders: ModuleType
     shard_index: ModuleType
 
 
 @functools.cache
 def entry_rules() -> EntryRules:
     """Import the modules, which need numpy and Pillow."""
-    names = ["training.data.decode.decoding", "training.data.decode.masks", "training.data.sources.shard_index"]
-    with kit_modules(*names) as modules:
+    names = ("decode.decoding", "decode.masks", "sources.folders", "sources.shard_index")
+    with kit_modules(*(f"training.data.{name}" for name in names)) as modules:
         return EntryRules(*modules)

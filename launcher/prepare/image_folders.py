@@ -10,9 +10,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from launcher.config.issues import Issue, UserError, mistake
+from launcher.prepare.entry_rules import entry_rules
 from launcher.prepare.samples import KEPT, Sample
-
-IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 
 LONGEST = 200
 """Bytes of a written file's name without its ending; file systems allow 255 for all of it, and while it is written it is longer."""
@@ -70,13 +69,13 @@ def _images_below(folder: Path, without: Iterable[str] = ()) -> Iterator[str]:
     Args:
         without: names of folders right in it that are left out too.
     """
-    left_out = {*without}
+    left_out, endings = {*without}, entry_rules().folders.IMAGE_ENDINGS
     for place, folders, files in os.walk(folder, followlinks=True):
         left_out |= {"masks"} if {"images", "masks"} <= {*folders} else set()
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in left_out)
         left_out = set()
         for name in sorted(files):
-            if name.lower().endswith(IMAGE_ENDINGS) and not name.startswith("."):
+            if name.lower().endswith(endings) and not name.startswith("."):
                 yield os.path.normpath(os.path.join(os.path.relpath(place, folder), name))
 
 

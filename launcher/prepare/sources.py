@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.config.issues import UserError, did_you_mean, mistake
 from launcher.prepare import cutouts, photos, shapes
-from launcher.prepare.image_folders import IMAGE_ENDINGS, held_out, image_folder, tree
+from launcher.prepare.entry_rules import entry_rules
+from launcher.prepare.image_folders import held_out, image_folder, tree
 from launcher.prepare.samples import Sample
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def find_samples(source: str, size: int | None, validation_fraction: float, unla
             "name a folder with images, in any tree"
             if unlabelled
             else "name a folder with one subfolder per class, or with images/ and masks/",
-            valid=", ".join(IMAGE_ENDINGS),
+            valid=", ".join(entry_rules().folders.IMAGE_ENDINGS),
         )
     _require_names_of_their_own(samples)
     return samples
