@@ -12,6 +12,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from launcher.emulator import Emulator
+from launcher.emulator.storage import Checkpoints
 from tests.conftest import SLEEPER, processes_of, wait_until
 from tests.emulator.conftest import BUCKET, REGION, ROLE, SAY, Aws, interrupt, unpack
 
@@ -116,6 +117,20 @@ def test_an_interrupted_spot_job_goes_on_from_its_checkpoints_and_does_not_pay_f
     assert 1 <= job["TrainingTimeInSeconds"] - job["BillableTimeInSeconds"] <= 5
 
 
+def test_what_a_host_deletes_among_its_checkpoints_is_deleted_in_s3_and_what_it_never_had_is_not(aws, tmp_path):
+    s3, hosts = aws.client("s3"), [tmp_path / "algo-1", tmp_path / "algo-2"]
+    s3.put_object(Bucket=BUCKET, Key="checkpoints/deleted/step-1", Body=b"1")
+    kept = Checkpoints(s3, f"s3://{BUCKET}/checkpoints/deleted", hosts)
+    kept.restore()
+    (hosts[0] / "step-2").write_text("2")
+    s3.put_object(Bucket=BUCKET, Key="checkpoints/deleted/of-another", Body=b"3")
+    (hosts[0] / "step-1").unlink()
+    kept.save()
+    assert aws.objects("checkpoints/deleted/") == {"step-2": b"2", "of-another": b"3"}
+    kept.save()
+    assert (hosts[1] / "step-1").exists() and "step-1" not in aws.objects("checkpoints/deleted/"), "its own copy is no news"
+
+
 def test_a_job_for_which_there_are_no_instances_fails_while_it_starts(aws):
     job = aws.ended(aws.start("gets-nothing", ResourceConfig={"InstanceCount": 17}))
     assert job["TrainingJobStatus"] == "Failed" and "at most 16 hosts" in job["FailureReason"]
@@ -178,6 +193,7 @@ def test_a_quota_that_was_set_is_kept(aws, emulator):
 SERVER = f"""
 import json, pathlib, sys
 from launcher.emulator import Emulator
+from launcher.emulator.storage import Checkpoints
 emulator = Emulator(pathlib.Path(sys.argv[1]))
 emulator.add_bucket("{BUCKET}", "{REGION}")
 emulator.add_role("{ROLE}")
