@@ -61,11 +61,13 @@ def verify(target: str | Path, *, jobs: int | None = None) -> str:
             ]
     chunks = [files[first : first + AT_ONCE] for first in range(0, len(files), AT_ONCE)]
     seen = 0
+    unreadable: list[str] = []
     with tqdm(desc=f"verifying {target}", unit="image", disable=None) as bar:
         jobs = jobs or available_cores()
         in_shards = spread(_verify_shard, shards, jobs, bar.update)
         for count, found in itertools.chain(in_shards, spread(_verify_files, chunks, jobs, bar.update)):
-            seen, problems = seen + count, problems + found
+            seen, unreadable = seen + count, unreadable + found
+    problems += sorted(unreadable)  # the processes finish in any order; two reports of one folder have to agree
     if problems:
         fix = "remove the named files and run launcher prepare again, which writes what is missing"
         issues = [Issue(key="TARGET", found=problem, fix=fix) for problem in problems[:10]]
