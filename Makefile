@@ -20,6 +20,7 @@
 # make bench-input  what an image costs by each way of preprocessing beside torchvision's, SPDL's and DALI's, fidelity, and memory over time
 # make bench-insight    what the system monitor and the observer cost, and how fast the files are read
 # make bench-planted    a run with a bottleneck of each kind, its diagnosis, and what the fix brought (about 80 minutes)
+# make bench-planted-busy    the same runs and their diagnoses, without the fixes, beside a program that computes all the time (about 60 minutes)
 # make bench-planted-others    the harsher ones watched by TraceML and gpuprof, and judged by Debugger's rules (about 75 minutes)
 # make bench-planted-foreign    the same kinds in scripts that know nothing of the kit: plain PyTorch, Lightning, Trainer, and on a simulated accelerator
 # make bench-tune       launcher tune beside an exhaustive grid of what it may change, on slow jobs (about 80 minutes; goes on where it was)
@@ -53,7 +54,7 @@ DEBIAN := .venv-debian
 AUDIT := .venv-audit
 OLDEST_PYTHON ?= $(shell PYENV_VERSION=3.10 python3.10 -c 'import sys; print(sys.executable)' 2>/dev/null || echo $(PYTHON))
 
-.PHONY: quickstart test test-slow test-debian audit compat compat-smdebug compat-v3 lint at-scale bench bench-kd bench-kd-vit bench-views bench-students bench-bank bench-pixels bench-training bench-scaling bench-input bench-insight bench-planted bench-planted-others bench-planted-foreign bench-remote bench-workers bench-tune mutants notebooks test-notebooks gpu gpu-if-any drill image image-base image-training test-docker clean
+.PHONY: quickstart test test-slow test-debian audit compat compat-smdebug compat-v3 lint at-scale bench bench-kd bench-kd-vit bench-views bench-students bench-bank bench-pixels bench-training bench-scaling bench-input bench-insight bench-planted bench-planted-busy bench-planted-others bench-planted-foreign bench-remote bench-workers bench-tune mutants notebooks test-notebooks gpu gpu-if-any drill image image-base image-training test-docker clean
 
 quickstart: $(INSTALLED)
 	$(LAUNCHER) prepare digits data/digits
@@ -145,6 +146,9 @@ bench-insight: $(INSTALLED)
 
 bench-planted: $(INSTALLED)
 	$(VENV)/bin/python tests/benchmarks/planted_bottlenecks.py
+
+bench-planted-busy: $(INSTALLED)
+	$(VENV)/bin/python tests/benchmarks/planted_bottlenecks.py --busy 1
 
 bench-planted-others: $(INSTALLED) $(OTHERS)/.installed
 	PYTHONPATH=$(OTHERS) $(VENV)/bin/python tests/benchmarks/planted_bottlenecks.py --others --harsher

@@ -225,10 +225,10 @@ class Search:
 
     def _neighbours(self, step: Step) -> Iterator[Proposal]:
         """Numbers near one that helped: beyond it twice or half of it, towards others their geometric mean; first in the direction that
-        helped. None where its own diagnosis finds nothing that a loader's numbers touch."""
+        helped. Only there, where its own trial shows in which direction the limit lies. None where that finds nothing that a loader's
+        numbers touch."""
         setting, now = step.proposal.setting, step.proposal.value
-        limits = {finding.kind for finding in bottlenecks(step.after[-1].diagnosis)}
-        if setting not in NUMBERS or not _is_count(now) or limits.isdisjoint(OF_THE_INPUT):
+        if setting not in NUMBERS or not _is_count(now):
             return
         came_from = self._now(setting)
         known = {*self._tried(setting), self._first(setting), came_from} - {now}
@@ -236,7 +236,18 @@ class Search:
         below = max((value for value in known if _is_count(value) and value < now), default=None)
         up = 2 * now or 1 if above is None else round(math.sqrt(now * above))
         down = now // 2 if below is None else round(math.sqrt(now * below))
-        for value in (down, up) if _is_count(came_from) and came_from > now else (up, down):
+        helped, back = (down, up) if _is_count(came_from) and came_from > now else (up, down)
+        limits = {finding.kind for finding in bottlenecks(step.after[-1].diagnosis)}
+        if limits & {*MORE_HELPS}:
+            values = [up]
+        elif limits & {*LESS_HELPS}:
+            values = [down]
+        elif limits & {*OF_THE_INPUT}:
+            values = [helped, back]
+        else:  # what is left to wait for is no finding, and may still be worth a change
+            waited = step.after[-1].diagnosis.evidence.share("data_wait") or 0.0
+            values = [helped] if waited >= 1 - 1 / WORTH else []
+        for value in values:
             if max(value, now) > APART * min(value, now) and self._may_be_tried({setting: value}):
                 yield Proposal({setting: value}, step.proposal.finding, "", neighbour=True)
 
@@ -360,6 +371,9 @@ APART = 1.5
 
 NUMBERS = ("num_workers", "prefetch_factor")
 """Settings whose neighbours are tried too."""
+
+MORE_HELPS, LESS_HELPS = ("too_few_workers", "storage_bound"), ("too_many_workers",)
+"""Findings that say in which direction a better number lies."""
 
 
 def bottlenecks(diagnosis: Diagnosis) -> list[Finding]:

@@ -335,6 +335,6 @@ def _also_from_outside(finding: Finding, evidence: Evidence) -> Changes:
         return {"persistent_workers": True}
     if finding.kind == "host_to_device_bound" and not made.get("pin_memory"):
         return {"pin_memory": True}
-    if finding.kind in ("too_few_workers", "data_bound", "storage_bound") and evidence.workers:
+    if finding.kind in ("too_few_workers", "storage_bound") and evidence.workers:  # full cores fill no longer queue
         return {"prefetch_factor": 2 * int(made.get("prefetch_factor") or 2)}
     return {}

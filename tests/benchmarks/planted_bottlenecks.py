@@ -7,6 +7,7 @@ run takes some 10 to 50 s; name kinds to run only those:
     .venv/bin/python tests/benchmarks/planted_bottlenecks.py too_many_workers teacher_bound
 
 `make bench-planted-others` gives the harsher form of each kind, and the healthy runs, to TraceML, gpuprof and Debugger's rules too.
+`make bench-planted-busy` diagnoses all runs while another program has a core all the time.
 """
 
 from __future__ import annotations
@@ -198,6 +199,8 @@ def row(case: Case, data: Path, teacher: Path | None, options: argparse.Namespac
     found = Row(case.kind, case.form, None if top is None else top.kind)
     if options.others:
         return found.cells[:4] + others(case, data, teacher, folder)
+    if options.busy:
+        return found
     if found.right and top is not None and case.servers:
         after_case = replace(case, servers=int(str(top.fixes[0].value).split()[0]))  # "2 hosts that serve instead of 1"
         try:
@@ -220,13 +223,15 @@ def row(case: Case, data: Path, teacher: Path | None, options: argparse.Namespac
     return with_gain(found, top.gain, before, after)
 
 
-def row_on_a_device(case: OnADevice, data: Path, name: str, tell: bool) -> Row:
+def row_on_a_device(case: OnADevice, data: Path, name: str, options: argparse.Namespace) -> Row:
     """The same on the simulated accelerator."""
     before = Diagnosis(read(str(watched(SIMULATED, case, data, f"{name}-before"))))
     top = first_finding(before, outside=case.neighbours > 0)
-    if tell:
+    if options.tell:
         print(before, end="\n\n", flush=True)
     found = Row(case.kind, case.form, None if top is None else top.kind)
+    if options.busy:
+        return found
     fixed = None if top is None or not found.right else case.after(top.fixes[0])
     if fixed is None or top is None or top.gain is None:
         return found
@@ -246,6 +251,9 @@ def main() -> None:
     parser.add_argument(
         "--harsher", action="store_true", help="only the harsher form of each kind, and the healthy runs"
     )
+    parser.add_argument(
+        "--busy", type=int, default=0, metavar="N", help="beside N other processes that compute; no fix is applied"
+    )
     parser.add_argument("--runs", type=Path, metavar="FOLDER", help="keep the runs in this new folder")
     options = parser.parse_args()
     chosen = chosen_of(CASES, options)
@@ -258,7 +266,7 @@ def main() -> None:
     if options.runs:
         options.runs.mkdir(parents=True)
     kept = contextlib.nullcontext(options.runs and options.runs.absolute())
-    with kept if options.runs else tempfile.TemporaryDirectory() as place:
+    with kept if options.runs else tempfile.TemporaryDirectory() as place, neighbours(options.busy):
         data, teacher = Path(place) / "data", None
         photographs(data)
         if any(case.distils for case in chosen):
@@ -268,7 +276,7 @@ def main() -> None:
             )
         runs = [(case, partial(row, case, data, teacher, options)) for case in chosen]
         runs += [
-            (case, partial(row_on_a_device, case, data, f"simulated-{number}", options.tell))
+            (case, partial(row_on_a_device, case, data, f"simulated-{number}", options))
             for number, case in enumerate(on_a_device)
         ]
         for case, run in runs:
@@ -288,6 +296,18 @@ def main() -> None:
     print(f"\nright: this kit {_share(rows, 3)}")
     for number, tool in enumerate(other_diagnosers.ACCEPTED):
         print(f"right: {tool} {_share(rows, 5 + 2 * number)}")
+
+
+@contextlib.contextmanager
+def neighbours(count: int) -> Iterator[None]:
+    """Programs outside the runs, each of which computes all the time."""
+    computing = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in computing:
+            process.kill()
+            process.wait()
 
 
 def chosen_of(cases: Sequence[Any], options: argparse.Namespace) -> list[Any]:

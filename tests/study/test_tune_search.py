@@ -33,6 +33,7 @@ class Job:
         each: seconds an image with a number of workers, at a trial's number from 1 on.
         limits: its findings with them.
         most: trials.
+        waited: share of a step that waits for data with them.
     """
 
     def __init__(
@@ -41,8 +42,9 @@ class Job:
         each: Callable[[int, int], float],
         limits: Callable[[int], list[Finding]],
         most: int = 20,
+        waited: Callable[[int], float] = lambda workers: 0.0,
     ):
-        self.workers, self.each, self.limits, self.most = workers, each, limits, most
+        self.workers, self.each, self.limits, self.most, self.waited = workers, each, limits, most, waited
         self.tried: list[int] = []
         self.search = Search(CommandSubject(["python"], "it"), frozenset(), self, lambda first: None, lambda line: None)
 
@@ -56,7 +58,12 @@ class Job:
         trial.course = Course(images, 10 + images * self.each(workers, len(self.tried)))
         trial.losses = {1: 0.5}
         evidence = SimpleNamespace(
-            script=None, workers=workers, cores_each=2.0, settings={}, facts={"num_workers": workers}
+            script=None,
+            workers=workers,
+            cores_each=2.0,
+            settings={},
+            facts={"num_workers": workers},
+            share=lambda phase: self.waited(workers) if phase == "data_wait" else None,
         )
         findings = tuple(self.limits(workers))
         trial.diagnosis = SimpleNamespace(
@@ -85,6 +92,30 @@ def test_a_number_is_raised_while_its_finding_stays_and_then_proven_once():
     assert [step.kept for step in job.search.steps] == [False, False, True]
     assert "num_workers=4 is faster" in job.search.steps[0].why
     assert job.search.steps[-1].gain == pytest.approx(8) and job.search.ended == "no bottleneck is left"
+
+
+@pytest.mark.parametrize("waited, tried", [(0.05, [1, 4, 8, 1, 8]), (0.01, [1, 4, 1, 4])])
+def test_a_wait_that_is_no_finding_any_more_is_worth_a_look_beyond(waited, tried):
+    """With four workers a step waits for less than a finding takes; with eight it waits for nothing."""
+    job = Job(
+        1,
+        lambda workers, _: max(1.0, 4.2 / workers),
+        lambda workers: [finding("storage_bound", num_workers=4)] if workers < 4 else [],
+        waited=lambda workers: waited if workers == 4 else 0.0,
+    )
+    assert job.tuned() == {"num_workers": tried[-1]} and job.tried == tried
+
+
+@pytest.mark.parametrize("kind", ["too_few_workers", "storage_bound"])
+def test_what_asks_for_more_gets_no_trial_of_less(kind):
+    job = Job(0, lambda workers, _: 2 - min(workers, 2) / 2, lambda workers: [finding(kind, num_workers=2)])
+    assert job.tuned() == {"num_workers": 2} and job.tried == [0, 2, 4, 0, 2]
+
+
+def test_what_asks_for_less_gets_no_trial_of_more():
+    cost = {16: 2.0, 4: 1.2, 2: 1.0, 1: 1.1}
+    job = Job(16, lambda workers, _: cost[workers], lambda workers: [finding("too_many_workers", num_workers=4)])
+    assert job.tuned() == {"num_workers": 2} and job.tried == [16, 4, 2, 1, 16, 2]
 
 
 def test_a_loader_without_workers_gets_some_where_its_reads_take_long():
