@@ -100,6 +100,7 @@ compat-v3: $(SDK_V3)/.installed image
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check --quiet .
 	$(VENV)/bin/mypy
 
 bench: $(INSTALLED)

@@ -97,7 +97,11 @@ class Importer:
         if known:
             self.made.values["source"] = place = self.source.path(str(path.parent) if folder is None else folder)
             if folder is None:
-                self.left("source", place, f"the SDK packages {path.name} alone, this kit its folder: give it a folder of its own")
+                self.left(
+                    "source",
+                    place,
+                    f"the SDK packages {path.name} alone, this kit its folder: give it a folder of its own",
+                )
 
     def name(self, name: Any) -> None:
         if name is not None and not isinstance(name, str):

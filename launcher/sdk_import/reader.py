@@ -33,7 +33,23 @@ KEPT_BY_REFERENCE = ("hyperparameters", "environment")
 """Dictionaries that SDK v2's estimators do not copy: what is changed in them before a start counts."""
 
 LEAVE_ALONE = {
-    *("print", "len", "str", "repr", "sorted", "list", "dict", "tuple", "set", "type", "isinstance", "id", "format", "any", "all"),
+    *(
+        "print",
+        "len",
+        "str",
+        "repr",
+        "sorted",
+        "list",
+        "dict",
+        "tuple",
+        "set",
+        "type",
+        "isinstance",
+        "id",
+        "format",
+        "any",
+        "all",
+    ),
     *("bool", "int", "float", "min", "max", "sum", "enumerate", "zip", "display", "pprint", "logger", "log", "logging"),
     *("json", "os", "pathlib", "time", "datetime", "math", "copy", "yaml", "sagemaker", "boto3"),
 }

@@ -85,7 +85,9 @@ def in_a_process(root: Path, kind: str, options: argparse.Namespace) -> dict[str
     return found
 
 
-def row(kind: str, rounds: Sequence[dict[str, list[float]]], alone: Sequence[dict[str, list[float]]]) -> tuple[str, ...]:
+def row(
+    kind: str, rounds: Sequence[dict[str, list[float]]], alone: Sequence[dict[str, list[float]]]
+) -> tuple[str, ...]:
     launches, waits, steps = (
         1000 * np.concatenate([one[name] for one in rounds]) for name in ("launch", "wait", "step")
     )
@@ -116,7 +118,9 @@ def main() -> None:
         print(json.dumps(train(Path(root), kind, *map(int, numbers))))
         return
     print(machine(1))
-    print(f"{options.workers} workers, {options.images} images a step, {options.rounds} rounds of {options.steps} steps")
+    print(
+        f"{options.workers} workers, {options.images} images a step, {options.rounds} rounds of {options.steps} steps"
+    )
     rounds: dict[str, list[dict[str, list[float]]]] = {kind: [] for kind in WAYS}
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "small"

@@ -170,7 +170,10 @@ def has_spdl() -> bool:
 
         spdl.io.load_image(str(PHOTOGRAPHS / NAMES[0]))
     except Exception as error:
-        print(f"without SPDL, which needs `make bench-input` and an FFmpeg, `apt-get install libavfilter8 libavdevice59`: {error}", flush=True)
+        print(
+            f"without SPDL, which needs `make bench-input` and an FFmpeg, `apt-get install libavfilter8 libavdevice59`: {error}",
+            flush=True,
+        )
         return False
     return True
 

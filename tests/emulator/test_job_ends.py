@@ -128,7 +128,9 @@ def test_what_a_host_deletes_among_its_checkpoints_is_deleted_in_s3_and_what_it_
     kept.save()
     assert aws.objects("checkpoints/deleted/") == {"step-2": b"2", "of-another": b"3"}
     kept.save()
-    assert (hosts[1] / "step-1").exists() and "step-1" not in aws.objects("checkpoints/deleted/"), "its own copy is no news"
+    assert (hosts[1] / "step-1").exists() and "step-1" not in aws.objects("checkpoints/deleted/"), (
+        "its own copy is no news"
+    )
 
 
 def test_a_job_for_which_there_are_no_instances_fails_while_it_starts(aws):

@@ -231,7 +231,9 @@ def test_a_checkpoint_of_other_images_is_refused(checkpoints):
     ours.save(1, state(1), {})
     others = checkpoints()
     others.belong_to({"classes": "3 (ab)", "training images": "80 (ef)"})
-    with pytest.raises(ValueError, match=r'of another job: training images is "40 \(cd\)" there and "80 \(ef\)" here\.'):
+    with pytest.raises(
+        ValueError, match=r'of another job: training images is "40 \(cd\)" there and "80 \(ef\)" here\.'
+    ):
         others.load()
 
 

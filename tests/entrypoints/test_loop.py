@@ -275,7 +275,9 @@ def test_weights_that_are_not_finite_take_no_good_checkpoints_place(tmp_path):
             [losses] = super().__call__(batch)
             yield {name: value * (math.nan if self.seen == 7 else 1) for name, value in losses.items()}
 
-    with pytest.raises(FloatingPointError, match="the model has weights that are not finite after step 10: lower learn"):
+    with pytest.raises(
+        FloatingPointError, match="the model has weights that are not finite after step 10: lower learn"
+    ):
         run(tmp_path, task=Diverges, log_every=20)
     assert [place.name for place in (tmp_path / "checkpoints").iterdir()] == ["step-00000005"]
     assert run(tmp_path, log_every=20).outcome.resumed_from == 5

@@ -336,7 +336,13 @@ def test_pairs_in_linked_folders_and_of_every_kind_of_image_are_found(tmp_path):
 
 @pytest.mark.parametrize(
     ("labels", "classes", "warned"),
-    [([0, 255], 2, "class 0 alone, and 255"), ([1, 255], 2, "write 0 there"), ([0, 1, 255], 2, ""), ([0], 2, ""), ([0, 255], 3, "")],
+    [
+        ([0, 255], 2, "class 0 alone, and 255"),
+        ([1, 255], 2, "write 0 there"),
+        ([0, 1, 255], 2, ""),
+        ([0], 2, ""),
+        ([0, 255], 3, ""),
+    ],
 )
 def test_masks_of_0_and_255_are_warned_of_before_training(tmp_path, labels, classes, warned):
     for number in range(3):

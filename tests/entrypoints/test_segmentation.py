@@ -120,7 +120,9 @@ def test_masks_without_a_label_cannot_be_measured():
 def test_masks_of_0_and_255_are_no_two_classes():
     """A model that always says background would have a mIoU of 1."""
     batch = (torch.zeros(1, 1, 4, 4, dtype=torch.uint8), [torch.tensor([[0, 255], [0, 0]], dtype=torch.uint8)])
-    with pytest.raises(ValueError, match=r"hold class 0 \(background\) alone, and 255, .* as in masks of 0 and 255, write 1 there"):
+    with pytest.raises(
+        ValueError, match=r"hold class 0 \(background\) alone, and 255, .* as in masks of 0 and 255, write 1 there"
+    ):
         evaluate_pixels(Twofold(), [batch], ALONE, classes=["background", "vessel"], ignore_index=255)
     whole = (batch[0], [torch.zeros(2, 2, dtype=torch.uint8)])  # nothing is ignored: there may be no object
     assert evaluate_pixels(Twofold(), [whole], ALONE, classes=["a", "b"], ignore_index=255)["validation_miou"] == 1

@@ -357,7 +357,9 @@ def test_a_bank_that_was_filled_view_by_view_serves_views_that_come_together(cha
     kept, asked = trained(folder, "kept")
     assert asked == 0
     online = trained(channels / "online", "None")[0]
-    assert kept[:8] == pytest.approx(online[:8], rel=1e-5), "of batches of 12 where the teacher beside the student sees 8"
+    assert kept[:8] == pytest.approx(online[:8], rel=1e-5), (
+        "of batches of 12 where the teacher beside the student sees 8"
+    )
 
 
 @pytest.mark.parametrize(

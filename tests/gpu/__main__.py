@@ -63,10 +63,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--only", action="append", default=[], choices=[check.name for check in suite.CHECKS], metavar="CHECK"
     )
-    parser.add_argument("--skip-passed", action="store_true", help="without what passed before, of this commit on such a GPU")
+    parser.add_argument(
+        "--skip-passed", action="store_true", help="without what passed before, of this commit on such a GPU"
+    )
     parser.add_argument("--beside", action="store_true", help="other calls use the same GPU meanwhile")
     parser.add_argument("--minutes", type=float, default=8, help="of a part, at most")
-    parser.add_argument("--results", type=Path, help="folder of the results; tests/gpu/results unless given, whose files are committed")
+    parser.add_argument(
+        "--results", type=Path, help="folder of the results; tests/gpu/results unless given, whose files are committed"
+    )
     parser.add_argument("--page", type=Path, help="docs/results/gpu.md unless given")
     parser.add_argument("--commit", help="of the source, where git cannot tell it")
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, at toy sizes")

@@ -88,7 +88,9 @@ def _on_and_on(loaders: Loaders) -> Iterator[Any]:
         yield from loaders.train
 
 
-def _row(what: str, workers: int, seconds: float, images: int, busy: float | None, alone: float | None) -> dict[str, Any]:
+def _row(
+    what: str, workers: int, seconds: float, images: int, busy: float | None, alone: float | None
+) -> dict[str, Any]:
     return {
         "input": what,
         "workers": workers,

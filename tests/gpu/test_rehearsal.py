@@ -29,7 +29,14 @@ SAME_LINES = (
 )
 """Checks that run no line which another one does not run."""
 
-MACHINE: dict[str, Any] = {"packages": {}, "commit": "abc", "date": "today", "command": "make gpu", "device": "a GPU", "beside": False}
+MACHINE: dict[str, Any] = {
+    "packages": {},
+    "commit": "abc",
+    "date": "today",
+    "command": "make gpu",
+    "device": "a GPU",
+    "beside": False,
+}
 """What an outcome says of where it was found."""
 
 ELSEWHERE = ("needs a GPU", "nvidia.dali is not installed")

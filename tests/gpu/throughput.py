@@ -165,7 +165,10 @@ def fp8_teacher(bench: Bench, result: Result) -> None:
             with torch.no_grad():
                 for _ in range(5):
                     compiled(images)
-                took = device_milliseconds(lambda compiled=compiled, images=images: [compiled(images) for _ in range(20)]) / 20
+                took = (
+                    device_milliseconds(lambda compiled=compiled, images=images: [compiled(images) for _ in range(20)])
+                    / 20
+                )
             result.rows.append({"teacher": precision, "batch": batch, "ms": took, "images/s": batch / took * 1000})
         pattern = torch.arange(images.numel(), device=bench.device).view(images.shape).to(torch.uint8)
         with torch.no_grad():

@@ -177,7 +177,12 @@ def open_data(
         stack_images,
         order=training.pairs.order,
         announce=training.pairs.announce(),
-        notes=(training.preprocessor.about(), *training.pairs.notes, *held_out.pairs.notes, *_one_label_alone(training)),
+        notes=(
+            training.preprocessor.about(),
+            *training.pairs.notes,
+            *held_out.pairs.notes,
+            *_one_label_alone(training),
+        ),
         recipe=PairsByDali(training) if settings.preprocessing == "dali" else None,
         elsewhere=partial(open_elsewhere, settings, channels),
     )

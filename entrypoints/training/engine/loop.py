@@ -32,7 +32,9 @@ from training.runtime import failure, metrics
 Losses = dict[str, torch.Tensor]
 """Scalars by name; `loss` is the one that is lowered."""
 
-LESS_STEEP = "lower learning_rate, lengthen the warm-up, set max_grad_norm, or compute in bf16 or fp32 where it was fp16"
+LESS_STEEP = (
+    "lower learning_rate, lengthen the warm-up, set max_grad_norm, or compute in bf16 or fp32 where it was fp16"
+)
 """What to do where a model diverges."""
 
 States = Sequence[TrainingState]
