@@ -109,6 +109,8 @@ def main(settings: DistillationSettings) -> None:
             run.record.passed("label_bank")
             if cache is not None:
                 say(cache.say())
+        if taught is not None:
+            run.checkpoints.belong_to(acceptance.identity(taught))
         task = distillation(students.trained, teacher, cache, timeline=run.timeline, layout=layout)
         measure = partial(
             evaluate,

@@ -99,6 +99,7 @@ def main(settings: SegmentationSettings) -> None:
             minimum, number_format = settings.min_teacher_miou, settings.teacher_number_format
             found = measured(teacher, loaders.validation, settings, data.classes, world)
             taught = acceptance.accept(teacher, found, minimum, number_format, say)
+            run.checkpoints.belong_to(acceptance.identity(taught))
             run.record.passed("teacher")
             cache = open_cache(settings, teacher, data, environment, world)
             run.record.passed("label_bank")

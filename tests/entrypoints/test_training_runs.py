@@ -84,6 +84,22 @@ def test_a_resume_on_other_images_is_refused_before_its_first_step(digits, tmp_p
     assert "start anew with another `checkpoints`" in said
 
 
+def test_a_resume_with_another_teacher_is_refused_before_its_first_step(digits, tmp_path):
+    """Another model may have taken its place in the folder, or in the bucket, meanwhile."""
+    models = [finished(classifier(digits, hyperparameters={"max_steps": steps})) for steps in (1, 2)]
+    place = tmp_path / "teacher"
+    shutil.copytree(models[0].folder.host("algo-1") / "model", place)
+    options = {"student": "vit_tiny_patch16_224", "student_options": TINY, "checkpoint_every": 3}
+    first = finished(job(digits, "train_kd.py", options, inputs={"teacher": {"folder": str(place)}}))
+    assert len(first.result()["teacher"]["digest"]) == 64
+    shutil.rmtree(place)
+    shutil.copytree(models[1].folder.host("algo-1") / "model", place)
+    again = launcher.run(launcher.resume(first.name))
+    assert again.wait(120) == "Failed"
+    [said] = [line for _, line in again.logs() if "is of another job: teacher is" in line][:1]
+    assert "start anew with another `checkpoints`" in said
+
+
 @pytest.mark.slow
 def test_two_hosts_train_the_same_model_as_one(digits):
     """The global batch is the same, so the averaged gradients are, up to the order of sums."""

@@ -77,13 +77,13 @@ class Checkpoints:
         self._writing: Future[str] | None = None
         self._damaged: list[Path] = []
 
-    def belong_to(self, images: Mapping[str, str]) -> None:
-        """Beside its settings, what a checkpoint must have been saved with: what it learns from. Before `load`.
+    def belong_to(self, sources: Mapping[str, str]) -> None:
+        """Beside its settings, what a checkpoint must have been saved with: images and a teacher. Before `load`.
 
         Args:
-            images: by name, what tells them from others.
+            sources: by name, what tells each from others.
         """
-        self._fingerprint |= images
+        self._fingerprint |= sources
 
     @property
     def enabled(self) -> bool:

@@ -6,7 +6,6 @@ server failed or takes far longer than usual; the first answer counts, and all a
 
 from __future__ import annotations
 
-import random
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from training.data.batches import SampleKey
 from training.servers.actor import About, Answer, Opened, Part, PartFailed, ServerFailed, Teacher, made
 from training.servers.back_off import is_said, pause_after
 from training.servers.parts import PART, PendingBatch, PendingPart
+from training.servers.proof import Proof
 
 QUEUED = 2
 """Parts that wait at a server beside those in its threads, so that it never waits for the next."""
@@ -42,14 +42,8 @@ LOOK_SECONDS = 5.0
 LOOKS = 50.0
 """Such looks a second that the head answers in all: where there are more processes than that allows, each looks more rarely."""
 
-PROOF = 3
-"""Images, others each time since one may be broken, that a server makes first, and this process too: a server counts only where both are
-equal, byte for byte."""
-
 IN_A_ROW = 3
 """Parts that a server could not make, one after another, from which it is put aside: one alone may hold a broken image."""
-
-OTHER_TEACHER = "it has another teacher than the server that was met first"
 
 
 class Servers(Protocol):
@@ -157,8 +151,7 @@ class Pool:
         self._ask, self._opened, self._go_on, self._say = servers, opened, go_on, say
         self._patience, self._first_patience, self._teacher = patience, first_patience, teacher
         self._servers: dict[str, _Server] = {}
-        self._listing: str | None = None
-        self._proofs = random.Random(0)
+        self._proof = Proof(opened, teacher)
         self._looked, self._look_seconds = 0.0, look_seconds(processes)
         self._without: float | None = None
         """Since when parts wait and nobody can be asked."""
@@ -372,13 +365,13 @@ class Pool:
             assert not isinstance(found, Answer), "a proof asks for no logits"
             server.heard = time.monotonic()
             if isinstance(found, About):
-                wrong = self._differs(found)
+                wrong = self._proof.other_images(found)
                 if wrong is None:  # only now: pixels of other images would say nothing
-                    server.proof_draws = [(1, self._proofs.randrange(found.images)) for _ in range(PROOF)]
+                    server.proof_draws = self._proof.draws()
                     server.proof = self._ask.ask(server.name, server.proof_draws)
                     return
             else:
-                wrong = self._looks_different(server, found)
+                wrong = self._proof.other_pixels(server.proof_draws, found)
         except (PartFailed, ServerFailed) as error:
             self._fail(server, error)
             return
@@ -389,27 +382,6 @@ class Pool:
         server.state, self._met = "live", True
         if server.failed:
             self._say(f"server {_place(server)} is back")
-
-    def _differs(self, found: About) -> str | None:
-        if self._listing is None:
-            self._listing = self._opened.images.listing()
-        images = len(self._opened.images)
-        if found.images != images:
-            return f"it has {found.images:,} training images, this process {images:,}"
-        if found.listing != self._listing:
-            return "it has other training images, or has them in another order"
-        wanted = None if self._teacher is None else self._teacher.about()
-        return None if found.teacher == wanted else OTHER_TEACHER
-
-    def _looks_different(self, server: _Server, found: Part) -> str | None:
-        own = made(self._opened, server.proof_draws)  # without the teacher's logits, which come last
-        fields = len(own.fields) + (self._teacher is not None)
-        same = fields == len(found.fields) and all(
-            a.dtype == b.dtype and np.array_equal(a, b) for a, b in zip(own.fields, found.fields)
-        )
-        return (
-            None if same else "it makes other pixels of the same images: its libraries or its processor round otherwise"
-        )
 
 
 def look_seconds(processes: int) -> float:

@@ -49,7 +49,12 @@ def accept(
         f"teacher {teacher.name}: {teacher.parameters:,} parameters in {number_format}, frozen, {metric} {metrics[metric]:.4f}"
     )
     require(metric, metrics[metric], minimum, teacher.name)
-    return {"model": teacher.name, "parameters": teacher.parameters, **metrics}
+    return {"model": teacher.name, "parameters": teacher.parameters, "digest": teacher.digest(), **metrics}
+
+
+def identity(taught: Mapping[str, Any]) -> dict[str, str]:
+    """What tells a teacher from others, by its entry in result.json: what a checkpoint of its student belongs to."""
+    return {"teacher": f"{taught['model']} ({taught['digest'][:8]})"}
 
 
 def require(metric: str, value: float, minimum: float, name: str) -> None:

@@ -20,12 +20,12 @@ from training.servers.pool import (
     LATE,
     LEAST_LATE,
     LOST_SECONDS,
-    OTHER_TEACHER,
     QUEUED,
     NoServers,
     Servers,
     look_seconds,
 )
+from training.servers.proof import OTHER_TEACHER
 from training.teacher.frozen import Teacher
 from training.teacher.logit_records import RecordLayout
 
@@ -161,6 +161,10 @@ class RemoteTeacher:
 
     def about(self) -> AboutTeacher:
         return self._about
+
+    def digest(self) -> str:
+        """SHA-256 of all that its logits depend on but the images, as frozen.Teacher gives it."""
+        return self._about.digest
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         """Images uint8 (batch, channels, height, width) -> logits float32 (batch, classes), on the device of the images.

@@ -1,0 +1,56 @@
+"""What a server has to prove before it counts: that it serves the images of the training process, and makes them alike."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+from training.data.batches import SampleKey
+from training.servers.actor import About, Opened, Part, Teacher, made
+
+PROOF = 3
+"""Images, others each time since one may be broken, that a server makes first, and this process too: a server counts only where both are
+equal, byte for byte."""
+
+OTHER_TEACHER = "it has another teacher than the server that was met first"
+
+
+class Proof:
+    """
+    Args:
+        opened: the images as the training process has them.
+        teacher: whose logits servers give too. None: they have none.
+    """
+
+    def __init__(self, opened: Opened, teacher: Teacher | None):
+        self._opened, self._teacher = opened, teacher
+        self._listing: str | None = None
+        self._random = random.Random(0)
+
+    def other_images(self, found: About) -> str | None:
+        """In what a server differs that serves other images, or has another teacher; None: in nothing."""
+        images = len(self._opened.images)
+        if found.images != images:
+            return f"it has {found.images:,} training images, this process {images:,}"
+        if self._listing is None:
+            self._listing = self._opened.images.listing()
+        if found.listing != self._listing:
+            return "it has other training images, or has them in another order"
+        wanted = None if self._teacher is None else self._teacher.about()
+        return None if found.teacher == wanted else OTHER_TEACHER
+
+    def draws(self) -> list[SampleKey]:
+        """PROOF images that a server is to make."""
+        return [(1, self._random.randrange(len(self._opened.images))) for _ in range(PROOF)]
+
+    def other_pixels(self, draws: list[SampleKey], found: Part) -> str | None:
+        """That a server's images of these draws are not this process's; None: they are, byte for byte."""
+        own = made(self._opened, draws)  # without the teacher's logits, which come last
+        fields = len(own.fields) + (self._teacher is not None)
+        same = fields == len(found.fields) and all(
+            a.dtype == b.dtype and np.array_equal(a, b) for a, b in zip(own.fields, found.fields)
+        )
+        return (
+            None if same else "it makes other pixels of the same images: its libraries or its processor round otherwise"
+        )
