@@ -1,16 +1,11 @@
-"""Loader processes: the batches of a DataLoader in shared memory, none of them overwritten while it is used, and no process left over."""
+"""Loader processes: the batches of a DataLoader in shared memory, none of them overwritten while it is used."""
 
 from __future__ import annotations
 
 import gc
 import multiprocessing
 import os
-import signal
-import subprocess
-import sys
-import textwrap
 import time
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -18,17 +13,12 @@ import pytest
 import torch
 from training.data.decode.decoding import BrokenImage
 from training.data.loader_processes import LoaderProcesses
-from training.data.loader_serving import leave_the_cores
 from training.data.loaders import collate_items, open_loaders
 from training.data.shared_ring import ALIGNMENT, Placed, Ring, SlotWriter, slot_bytes_for, unpack
 from training.data.threads import AHEAD
 from training.data.views import open_data
-from training.data.workers import threads_of_loaders
 from training.distributed.world import World
-from training.runtime.failure import describe
 from training.settings.scripts import LabelledImageSettings
-
-from tests.conftest import ROOT, wait_until
 
 from .photographs import labelled
 from .test_threads import IMAGES, batches_of
@@ -60,11 +50,6 @@ class Numbers:
         return torch.full((1, 20, 20), number % 256, dtype=torch.uint8), number
 
 
-class Unready(Numbers):
-    def begin_batch(self, draws):
-        raise FileNotFoundError("the shard is gone")
-
-
 class Masks(Numbers):
     """Each with a mask of its own size."""
 
@@ -75,18 +60,6 @@ class Masks(Numbers):
 
 def collate_masks(items, images):
     return [images, [mask for _, mask in items]]
-
-
-class Unspeakable(Exception):
-    """It cannot be pickled."""
-
-    def __init__(self, one: object, other: object):
-        super().__init__(f"{one} and {other}")
-
-
-class Failing(Numbers):
-    def __getitem__(self, draw: tuple[int, int]):
-        raise Unspeakable("this", "that")
 
 
 def loader(dataset, batches, threads: int = 2, *, lends: bool = True, collate=collate_items) -> LoaderProcesses:
@@ -203,219 +176,6 @@ def test_no_more_batches_are_asked_for_than_are_soon_used(threads):
         next(made)
         ahead = AHEAD * threads // 2 if number else AHEAD  # before there is a ring they travel by themselves
         assert len(taken) == min(40, number + 1 + ahead)
-
-
-# -- its life ----------------------------------------------------------------------------------------------------------
-
-
-def test_one_process_makes_all_epochs_of_training_and_held_out_images_have_one_for_each_pass():
-    made = loader(Numbers(), batches_of(4, 4))
-    assert len([*made]) == 2
-    [first] = processes()
-    assert len([*made]) == 2 and processes() == [first]
-    assert len([*loader(Numbers(), batches_of(4, 4), lends=False)]) == 2 and processes() == [first]
-
-
-def test_threads_are_shared_by_processes_of_two_at_most():
-    assert [threads_of_loaders(count) for count in (1, 2, 3, 6)] == [[1], [2], [1, 2], [2, 2, 2]]
-    made = loader(Numbers(), batches_of(*[4] * 6), 6)
-    assert len([*made]) == 6
-    kept = processes()
-    assert len(kept) == 3 and len([*made]) == 6 and sorted(kept, key=id) == sorted(processes(), key=id)
-
-
-def test_it_leaves_the_cores_to_the_training_thread_and_its_stop_to_the_training_process():
-    made = loader(Numbers(), batches_of(4, 4))
-    assert len([*made]) == 2
-    [process] = processes()
-    tasks = [int(task) for task in os.listdir(f"/proc/{process.pid}/task")]
-    idle = [task for task in tasks if os.sched_getscheduler(task) == os.SCHED_IDLE]
-    assert len(idle) == 2 + 2, (
-        "two that talk to the training process, and the data workers; libraries may have others, which wait"
-    )
-    assert os.getpgid(process.pid) == process.pid, "torchrun and mpirun send SIGTERM to the training process's group"
-
-
-BROKEN = 4 * (AHEAD + 4)
-
-
-class OneSlow(Numbers):
-    """Of a batch whose first image is broken, the second one is still made when that is known."""
-
-    def __getitem__(self, draw: tuple[int, int]):
-        time.sleep(0.5 if draw == (1, BROKEN + 1) else 0)
-        if draw == (1, BROKEN):
-            raise BrokenImage("broken")
-        return super().__getitem__(draw)
-
-
-def test_what_a_thread_still_makes_of_a_batch_that_failed_does_not_get_into_another():
-    batches = batches_of(*[4] * 12)
-    made = loader(OneSlow(), batches)
-    with pytest.raises(BrokenImage):
-        for _ in made:
-            pass
-    made.batch_sampler = [[(2, 100 + number) for _, number in batch] for batch in batches]
-    for number, (images, labels) in enumerate(made):
-        time.sleep(0.25 if number < SLOTS else 0)
-        assert images[:, 0, 0, 0].tolist() == labels.tolist() == [*range(100 + 4 * number, 104 + 4 * number)]
-
-
-@pytest.mark.parametrize("threads", SEVERAL)
-@pytest.mark.parametrize("taken", [0, 1, AHEAD + 4])
-def test_an_abandoned_iteration_is_none_of_the_next_ones(taken, threads):
-    batches = batches_of(*[4] * 12)
-    made = loader(Numbers(slow=0.002), batches, threads)
-    begun = iter(made)
-    for _ in range(taken):
-        next(begun)
-    begun.close()
-    assert [labels.tolist() for _, labels in made] == [[number for _, number in batch] for batch in batches]
-
-
-def test_a_second_iteration_ends_a_first_that_something_still_holds():
-    made = loader(Numbers(), batches_of(4, 4, 4, 4))
-    first = iter(made)
-    next(first)
-    assert [labels[0].item() for _, labels in made] == [0, 4, 8, 12]
-    assert next(first, None) is None
-
-
-@pytest.mark.parametrize("threads", SEVERAL)
-def test_an_iteration_that_was_interrupted_is_followed_by_a_whole_one(monkeypatch, threads):
-    made = loader(Numbers(), batches_of(*[4] * 12), threads)
-    begun = iter(made)
-    for _ in range(5):
-        next(begun)
-    before = processes()
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Connection, "recv", interrupted)
-        next(begun)
-    assert not any(process.is_alive() for process in before)
-    assert [labels[0].item() for _, labels in made] == [*range(0, 48, 4)] and len(processes()) == len(before)
-
-
-def in_a_process(text: str) -> subprocess.Popen[str]:
-    program = f"import sys\nsys.path[:0] = {[path for path in sys.path if path]!r}\n" + textwrap.dedent(text)
-    return subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
-    )
-
-
-OPEN = """
-    from tests.entrypoints.test_loader_processes import Numbers, batches_of, loader, processes
-    made = loader(Numbers(slow=0.01), batches_of(*[4] * 500))
-    begun = iter(made)
-    for _ in range(8):
-        next(begun)
-    print(processes()[0].pid, flush=True)
-"""
-
-
-def is_there(pid: int) -> bool:
-    status = Path(f"/proc/{pid}/stat")
-    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
-
-
-def test_it_ends_with_a_training_process_that_is_killed():
-    with in_a_process(OPEN + "    import time; time.sleep(60)") as started:
-        pid = int(started.stdout.readline())
-        assert is_there(pid)
-        started.kill()
-    wait_until(lambda: not is_there(pid), 10)
-
-
-def test_a_program_that_fails_within_an_iteration_says_why_and_nothing_else():
-    with in_a_process(OPEN + "    raise SystemExit('the reason')") as started:
-        printed, errors = started.communicate(timeout=60)
-    assert started.returncode == 1 and errors == "the reason\n"
-    wait_until(lambda: not is_there(int(printed)), 10)
-
-
-# -- what goes wrong ---------------------------------------------------------------------------------------------------
-
-
-def test_what_fails_in_it_is_raised_where_the_batch_is_awaited_and_the_process_goes_on():
-    made = loader(Numbers(fails=(17,)), batches_of(*[4] * 12))
-    begun = iter(made)
-    for number in range(4):
-        assert next(begun)[1].tolist() == [*range(4 * number, 4 * number + 4)]
-    with pytest.raises(BrokenImage, match=r"^image 17 is broken$") as raised:
-        next(begun)
-    assert "in __getitem__" in str(raised.value.__cause__), "where it happened"
-    assert next(iter(made))[1].tolist() == [0, 1, 2, 3] and len(processes()) == 1
-
-
-@pytest.mark.parametrize(
-    ("dataset", "error", "words"),
-    [(Unready(), FileNotFoundError, "^the shard is gone$"), (Failing(), RuntimeError, "^Unspeakable: this and that$")],
-)
-def test_other_failures_of_a_dataset_come_too(dataset, error, words):
-    with pytest.raises(error, match=words):
-        next(iter(loader(dataset, batches_of(4, 4))))
-
-
-SCRIPT = """
-import sys
-sys.path[:0] = {path!r}
-from tests.entrypoints.test_loader_processes import Numbers, batches_of, loader
-
-class Odd(Exception):
-    pass
-
-class Images(Numbers):
-    def __getitem__(self, draw):
-        raise Odd("so it is")
-
-if __name__ == "__main__":
-    next(iter(loader(Images(), batches_of(4, 4))))
-"""
-
-
-def test_an_error_of_the_scripts_own_is_named_by_its_text(tmp_path):
-    """Its class has another module's name in the process, and cannot be read from there."""
-    (tmp_path / "script.py").write_text(SCRIPT.format(path=[path for path in sys.path if path]))
-    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1 and done.stderr.endswith("RuntimeError: Odd: so it is\n"), done.stderr
-
-
-def test_a_failing_sampler_is_no_end_of_the_epoch():
-    def sampler():
-        yield from batches_of(2, 2, 2)
-        raise OSError("the index is gone")
-
-    with pytest.raises(OSError, match="^the index is gone$"):
-        list(loader(Numbers(), sampler()))
-
-
-@pytest.mark.parametrize("threads", SEVERAL)
-def test_a_killed_process_is_named_with_what_it_probably_died_of(threads):
-    made = loader(Numbers(), batches_of(*[4] * 50), threads)
-    begun = iter(made)
-    next(begun)
-    os.kill(processes()[-1].pid, signal.SIGKILL)
-    with pytest.raises(RuntimeError, match=r"a loader process has ended \(killed by signal 9\)") as raised:
-        for _ in begun:
-            pass
-    assert "Lower num_workers, or take an instance type with more memory" in describe(raised.value, "")
-    with pytest.raises(RuntimeError, match="a loader process has ended"):
-        next(iter(made))
-
-
-def test_where_the_scheduler_may_not_be_asked_it_competes_and_says_so(monkeypatch, capfd):
-    def forbidden(*_: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "sched_setscheduler", forbidden)
-    leave_the_cores()
-    assert (
-        "competes with the training process for cores (SCHED_IDLE: Operation not permitted): allow"
-        in capfd.readouterr().out
-    )
 
 
 # -- the ring ----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A training process and its servers: the very batches it would make itself, whatever servers do. Servers here are threads."""
+"""A training process and its servers: the very batches it would make itself, of any kind of channel, and every server at work. Servers here are threads."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ import torch
 from PIL import Image
 from training.data import masks
 from training.data.batches import SampleKey, TrainingBatches
-from training.data.decode.decoding import BrokenImage
 from training.data.views import open_data
 from training.distributed.world import World
 from training.servers import back_off, parts
 from training.servers import pool as pool_module
 from training.servers.actor import About, Answer, ImageServer, Opened, Part, PartFailed, ServerFailed
-from training.servers.pool import NoServers, Pool, look_seconds
+from training.servers.pool import Pool, look_seconds
+from training.servers.proof import PROOF
 from training.servers.remote import RemoteLoader
 from training.servers.stream import Stream
 from training.settings.scripts import LabelledImageSettings
@@ -180,78 +180,6 @@ def test_batches_are_those_of_the_process_itself_in_its_order(channels, rank, si
     assert len({server for server, _ in servers.asked}) == 2 and not said
 
 
-def test_a_server_that_dies_costs_no_image(channels, quick):
-    found, said = data(channels), []
-    servers = Threads(data(channels).training, found.collate_training, 3)
-    servers.slow = dict.fromkeys(servers.names(), 0.05)
-    asked = pool(servers, found, said)
-    made = []
-    for number, batch in enumerate(Stream(asked, draws(epochs=3))):
-        made.append(batch)
-        if number == 2:
-            servers.dead = {*[*servers.names()][:2]}  # all but one
-    assert_same(made, local(found, draws(epochs=3)))
-    assert asked.counts.failures >= 2 and asked.counts.alone == 0
-    assert any("failed: it d" in line for line in said)
-
-
-@pytest.mark.parametrize("when", ["proving", "serving"])
-def test_a_server_may_fail_at_all_that_it_was_asked_at_once(channels, quick, monkeypatch, when):
-    found, said = data(channels), []
-    servers = Threads(data(channels).training, found.collate_training, 2)
-    monkeypatch.setattr(pool_module, "LOST_SECONDS", 30.0)
-    first, second = servers.names()
-    servers.slow = {second: 0.1}
-    servers.silent, lost = {first} if when == "proving" else set(), []
-    ticket = servers._ticket
-
-    def remembering(server, work):
-        made = ticket(server, work)
-        lost.extend([made] * (server in servers.silent))
-        return made
-
-    monkeypatch.setattr(servers, "_ticket", remembering)
-    made = []
-    for number, batch in enumerate(Stream(pool(servers, found, said), draws(epochs=3))):
-        made.append(batch)
-        if number == 1:
-            servers.silent = {first}
-        if number == 3:
-            assert len(lost) >= (1 if when == "proving" else 2)
-            for one in lost:
-                one.set_exception(ServerFailed("it died"))
-            servers.silent = set()
-    assert_same(made, local(found, draws(epochs=3)))
-    assert [line for line in said if "host-0 failed: it died" in line]
-
-
-def test_a_server_that_is_back_is_asked_again(channels, quick):
-    found, said = data(channels), []
-    servers = Threads(data(channels).training, found.collate_training, 1)
-    servers.slow = dict.fromkeys(servers.names(), 0.02)
-    made = []
-    for number, batch in enumerate(Stream(pool(servers, found, said), draws(epochs=3))):
-        made.append(batch)
-        if number == 1:
-            servers.dead = {*servers.names()}
-            threading.Timer(0.5, servers.dead.clear).start()
-    assert_same(made, local(found, draws(epochs=3)))
-    assert said[-1] == "server 0 on host-0 is back"
-
-
-def test_what_a_silent_server_was_asked_for_another_one_makes(channels, quick):
-    found, said = data(channels), []
-    servers = Threads(data(channels).training, found.collate_training)
-    asked = pool(servers, found, said)
-    made = []
-    for number, batch in enumerate(Stream(asked, draws(epochs=3))):
-        made.append(batch)
-        if number == 1:
-            servers.silent = {next(iter(servers.names()))}
-    assert_same(made, local(found, draws(epochs=3)))
-    assert asked.counts.late > 0
-
-
 def test_a_faster_server_gets_more(channels):
     found = data(channels)
     servers = Threads(data(channels).training, found.collate_training)
@@ -270,7 +198,7 @@ def test_no_more_is_asked_for_than_the_window_holds(channels):
     next(batches)
     time.sleep(0.5)  # nobody takes a batch meanwhile
     got = sum(count for _, count in servers.asked)
-    assert got <= BATCH * (asked.window() + 1) + pool_module.PROOF < 20 * IMAGES
+    assert got <= BATCH * (asked.window() + 1) + PROOF < 20 * IMAGES
     batches.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "server pool"]
 
@@ -285,51 +213,8 @@ def test_memory_bounds_the_window(channels, monkeypatch):
     assert asked.window() == pool_module.LEAST_BATCHES
 
 
-def test_with_no_server_left_the_process_goes_on_alone_until_one_is_back(channels, quick):
-    found, said = data(channels), []
-    servers = Threads(data(channels).training, found.collate_training)
-    servers.dead = {*servers.names()}
-    asked = pool(servers, found, said, patience=0.3)
-    made = []
-    for number, batch in enumerate(Stream(asked, draws(epochs=6))):
-        made.append(batch)
-        time.sleep(0.05)
-        if number == 4:
-            servers.dead.clear()
-    assert_same(made, local(found, draws(epochs=6)))
-    assert asked.counts.alone > 0 and asked.counts.images > 0
-    assert any("this process makes them itself until one is back" in line for line in said)
-
-
-def test_with_no_server_left_the_run_fails_where_it_is_to_fail(channels, quick):
-    found = data(channels)
-    servers = Threads(data(channels).training, found.collate_training)
-    servers.dead = {*servers.names()}
-    with pytest.raises(
-        NoServers, match=r"no server has made an image for 0 s \(host-0, host-1\), and without_servers is fail"
-    ):
-        next(iter(Stream(pool(servers, found, [], go_on=False, patience=0.3, first_patience=0.3), draws())))
-
-
 def test_a_thousand_processes_look_at_the_head_as_often_in_all_as_250():
     assert [look_seconds(processes) for processes in (1, 250, 1000)] == [5.0, 5.0, 20.0]
-
-
-def test_a_server_that_failed_proves_itself_anew_between_the_rare_looks_of_many_processes(channels, quick, monkeypatch):
-    found, looks = data(channels), []
-    servers = Threads(data(channels).training, found.collate_training)
-    names = servers.names
-    monkeypatch.setattr(servers, "names", lambda: looks.append(True) or names())
-    asking = pool(servers, found, said := [], processes=180_000)  # each looks once in an hour
-    servers.dead = {"images/host-0/0/1/x"}
-    asking.look()
-    servers.dead.clear()
-    deadline = time.monotonic() + 30
-    while len(asking.live) < 2 and time.monotonic() < deadline:
-        asking.look()
-        asking.receive(0.05)
-    assert said == ["server 0 on host-0 failed: it is dead; it is asked again in 0 s", "server 0 on host-0 is back"]
-    assert len(looks) == 1
 
 
 def other_images(channels, tmp_path):
@@ -340,69 +225,6 @@ def other_images(channels, tmp_path):
         target.write_bytes(file.read_bytes())
     (folder / "validation").symlink_to(channels / "validation")
     return folder
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (lambda root: (root / "train/class-0/00.jpg").unlink(), "it has 95 training images, this process 96"),
-        (lambda root: (root / "train/class-0/00.jpg").rename(root / "train/class-0/zz.jpg"), "other training images, or has them in another order"),
-    ],
-)  # fmt: skip
-def test_a_server_with_other_images_is_refused(channels, tmp_path, quick, change, why):
-    other = other_images(channels, tmp_path)
-    change(other)
-    found, said = data(channels), []
-    servers = Threads(data(other).training, found.collate_training)
-    made = [*Stream(pool(servers, found, said, patience=2), draws())]
-    assert_same(made, local(found, draws()))
-    assert len([line for line in said if "is not asked: it has" in line and why in line]) == 2
-    assert not servers.asked, "a server was asked for images before it was known to have the same"
-
-
-def test_a_server_that_makes_other_pixels_is_refused(channels, quick):
-    found, said = data(channels), []
-    servers = Threads(data(channels, seed=4).training, found.collate_training, 1)
-    right = Threads(data(channels).training, found.collate_training, 2)
-    name = [*right.names()][1]
-    right.servers[name] = servers.servers[next(iter(servers.names()))]
-    made = [*Stream(pool(right, found, said), draws(epochs=2))]
-    assert_same(made, local(found, draws(epochs=2)))
-    assert said == [
-        "server 0 on host-1 is not asked: it makes other pixels of the same images: its libraries or its processor round otherwise"
-    ]
-    assert {count for server, count in right.asked if server == name} == {pool_module.PROOF}
-
-
-def test_a_broken_image_ends_the_run_with_its_own_error_where_it_is_to(channels, tmp_path, quick):
-    other = other_images(channels, tmp_path)
-    (other / "train/class-1/05.jpg").write_bytes(b"no image")
-    found = data(other, on_broken_image="fail")
-    servers = Threads(data(other, on_broken_image="fail").training, found.collate_training)
-    with pytest.raises(BrokenImage, match=r"05\.jpg"):
-        [*Stream(pool(servers, found, []), draws(epochs=2))]
-
-
-def test_a_server_that_cannot_read_its_images_stops_nothing(channels, quick):
-    found, said = data(channels), []
-
-    class Unreadable:
-        def __len__(self):
-            return IMAGES
-
-        def listing(self):
-            return found.training.listing()
-
-        def __getitem__(self, draw):
-            if draw[1] % 7 == 0:
-                raise OSError(f"image {draw[1]}: Input/output error")
-            return found.training[draw]
-
-    servers = Threads(Unreadable(), found.collate_training, 1)
-    asked = pool(servers, found, said)
-    made = [*Stream(asked, draws(epochs=2))]
-    assert_same(made, local(found, draws(epochs=2)))
-    assert asked.counts.alone > 0 and "Input/output error" in said[0]
 
 
 def test_time_in_which_nobody_waits_for_images_is_no_time_without_servers(channels, quick):
@@ -419,17 +241,6 @@ def test_time_in_which_nobody_waits_for_images_is_no_time_without_servers(channe
     assert_same([*Stream(asked, draws())], local(found, draws()))
     time.sleep(0.5)
     assert_same([*Stream(asked, draws())], local(found, draws()))
-
-
-def test_an_image_that_only_a_server_cannot_read_is_the_one_that_is_trained_on(channels, tmp_path, monkeypatch, quick):
-    other = other_images(channels, tmp_path)
-    (other / "train/class-1/05.jpg").write_bytes(b"no image")
-    monkeypatch.setenv("SM_CHANNEL_TRAIN", str(other / "train"))
-    found, said = data(channels), []
-    opened, collate = found.elsewhere()
-    asked = pool(Threads(opened, collate), found, said)
-    assert_same([*Stream(asked, draws(epochs=3))], local(found, draws(epochs=3)))
-    assert asked.counts.alone > 0 and asked.counts.images > 0
 
 
 def test_a_pool_without_servers_waits_at_rest(channels):
