@@ -31,6 +31,13 @@ collect_ignore = OF_SDK_V3 if WITH_DOCKER else OF_DOCKER + OF_SDK_V3
 WEIRD_NAMES = ["plain", "a blank", "it's", 'quo"te', "a'; echo foo", "ünï-码", "a#b?c%20d"]
 
 
+def write_batch(folder: Path, images: int = 64) -> None:
+    """Files with the names of images of one class, as many as a batch of the built-in configs has."""
+    (folder / "0").mkdir(parents=True)
+    for number in range(images):
+        (folder / f"0/{number}.png").touch()
+
+
 def thin_out(folder: Path, keep: int) -> None:
     """Leave the first so many files of every folder: the emulator moves each by a request of its own."""
     for place, _, files in os.walk(folder):

@@ -243,8 +243,8 @@ class Aws(Backend):
                 TrainingJobName=folder.name, ProfilerConfig=change
             )
 
-    def why_not_resumed(self, job: Job, folder: records.RunFolder) -> Issue | None:
-        if job.checkpoints is not None:
+    def why_not_resumed(self, job: Mapping[str, Any], folder: records.RunFolder) -> Issue | None:
+        if job.get("checkpoints") is not None:
             return None
         fix = f"launcher replay {folder.name} starts from the beginning; add checkpoints: s3://your-bucket/prefix to resume later runs"
         return Issue(key="checkpoints", found=f"{folder.name} wrote no checkpoints to S3", fix=fix)

@@ -106,6 +106,7 @@ class Backend(Starter, ABC):
             files = python_start.with_python_start(files, observe=not not_observed, secrets=secrets)
         issues += file_issues
         issues += validation.check(job, source, files, self.world_size(job))
+        issues += validation.check_images(job, source, places, self.world_size(job))
         issues += self.check(job, source, files)
         issues += [*model_names.check(job, self.timm_version(job)), *teachers.check(job, places)]
         try:
@@ -245,8 +246,12 @@ class Backend(Starter, ABC):
         """Whether all hosts of a run lie on one machine, whose cores they share."""
         return self.on_this_machine
 
-    def why_not_resumed(self, job: Job, folder: RunFolder) -> Issue | None:
-        """Why a run cannot be resumed; None: it left a checkpoint, or may have."""
+    def why_not_resumed(self, job: Mapping[str, Any], folder: RunFolder) -> Issue | None:
+        """Why a run cannot be resumed; None: it left a checkpoint, or may have.
+
+        Args:
+            job: by key.
+        """
         if folder.left_checkpoints():
             return None
         return Issue(

@@ -59,6 +59,9 @@ https://boto3.amazonaws.com/v1/documentation/api/latest/guide/credentials.html""
 SERVERS_PORT = "TRAINING_SERVERS_PORT"
 """The variable with the port at which a job's other hosts and those that train meet. SageMaker's hosts share none, and leave it unset."""
 
+NO_TORCHRUN = f"install PyTorch, which brings it, with {sys.executable} -m pip install torch"
+"""How to get torchrun, which starts the processes of a distributed job."""
+
 MAX_HOSTS = 16
 """More hosts on one machine show nothing new."""
 
@@ -68,6 +71,11 @@ def inherited(outer: Mapping[str, str]) -> dict[str, str]:
     found = {name: outer[name] for name in PASSED_ON if name in outer}
     path = os.pathsep.join([str(Path(sys.executable).parent), found.get("PATH", os.defpath)])
     return {**found, "PATH": path}
+
+
+def finds_torchrun() -> bool:
+    """Whether a host would find the program that starts the processes of a distributed job."""
+    return shutil.which("torchrun", path=inherited(os.environ)["PATH"]) is not None
 
 
 def share(rank: int | None, count: int, processes: int, others: int = 0) -> dict[str, str]:

@@ -82,6 +82,14 @@ class Process(Backend):
                     fix="make, or pip install -e '.[local]', in this kit's folder",
                 )
             )
+        if job.distribution != "none" and not local_hosts.finds_torchrun():
+            issues.append(
+                Issue(
+                    key="distribution",
+                    found=f"{job.distribution}, but there is no torchrun beside {sys.executable} or on PATH",
+                    fix=local_hosts.NO_TORCHRUN,
+                )
+            )
         issues += local_jobs.check_cluster(job, processes_per_host(job), local_hosts.gpu_count())
         if local_jobs.wants_dali(job) and self.lacks("nvidia.dali"):
             issues.append(

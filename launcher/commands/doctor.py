@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from launcher.aws import sdk
-from launcher.backends import docker, docker_engine, process
+from launcher.backends import docker, docker_engine, local_hosts, process
 from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE, RUN_FAILED
 from launcher.commands.json_text import as_json
@@ -88,6 +88,16 @@ def _process() -> Iterator[Need]:
     yield Need("process", "Python", "ok" if known else "not checked", found, "" if known else f"use {PYTHONS[-1]}")
     for package in process.NEEDED.values():
         yield _package("process", package, "make, or pip install -e '.[local]', in this kit's folder")
+    if local_hosts.finds_torchrun():
+        yield Need("process", "torchrun", "ok", "for distributed jobs")
+    else:
+        yield Need(
+            "process",
+            "torchrun",
+            "missing",
+            "not beside this Python, not on PATH; distributed jobs need it",
+            local_hosts.NO_TORCHRUN,
+        )
 
 
 def _docker() -> Iterator[Need]:

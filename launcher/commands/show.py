@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import launcher
+from launcher import backends
 from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE
 from launcher.commands.foreground import print_failure
@@ -138,8 +139,11 @@ def next_commands(run: Run) -> list[str]:
         return [f"launcher logs {run.name} --follow", f"launcher stop {run.name}"]
     if run.state == "Completed":
         return [f"launcher diagnose {run.name}"]
-    resumed = [f"launcher resume {run.name}"] if plan["job"].get("script") and plan["backend"] != "watch" else []
-    return [f"launcher logs {run.name}", *resumed]
+    again = []
+    if plan["job"].get("script") and plan["backend"] != "watch":
+        why_not = backends.get(plan["backend"]).why_not_resumed(plan["job"], run.folder)
+        again = [f"launcher {'resume' if why_not is None else 'replay'} {run.name}"]
+    return [f"launcher logs {run.name}", *again]
 
 
 def _about_the_script(plan: dict[str, Any]) -> list[str]:

@@ -197,12 +197,22 @@ class Comparison:
         ]
         return [(head, rows) for head, rows in found if rows]
 
+    @property
+    def too_short(self) -> str:
+        """How short the runs are that say nothing of a speed; "" where both are long enough."""
+        said = [(run.measurements.source, run.report.too_short) for run in (self.before, self.after)]
+        return " and ".join(f"{source} has {length}" for source, length in said if length)
+
     def sentences(self) -> list[str]:
         """Whether the runs can be compared, the speed-up, and whether fixes brought the expected one."""
         if self.measured is None:
             return []
         runs = self.before.evidence, self.after.evidence
         per = f"in {speed.unit(*runs)} a second"
+        if short := self.too_short:
+            return [
+                f"too short to compare: {short}; as measured {self.measured}, {per}, which a longer run may turn round"
+            ]
         if self.speedup is None:
             first = [
                 self.comparability.sentence,
@@ -239,6 +249,8 @@ class Comparison:
         """What the change brought, in a few words."""
         if self.measured is None:
             return "Before and after"
+        if self.too_short:
+            return "Too short to compare"
         if self.speedup is None:
             return "The runs are not comparable"
         return f"Speed-up {self.speedup}"

@@ -274,8 +274,8 @@ def _measurements(
         raise mistake(
             "source",
             f"{source} holds no measurements",
-            "give a run (launcher runs lists them), a folder with profiler-output, or an s3:// prefix of one; "
-            "every run measures itself unless `observe`, or hyperparameters.system_monitor of this kit's scripts, is false",
+            "give a run (launcher runs lists them), a folder with profiler-output, or an s3:// prefix of one; a run measures itself where "
+            "its script steps an optimizer, unless `observe`, or hyperparameters.system_monitor of this kit's scripts, is false",
         )
     chosen, thinned = system_files.thin(system, max_bytes)
     samples = system_files.read(chosen)

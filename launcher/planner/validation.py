@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
@@ -19,6 +20,7 @@ from launcher.config.sections import Input
 from launcher.planner import groups, python_start
 from launcher.planner.source_package import IGNORE_FILE, SourceFile
 from launcher.record import records
+from launcher.show.text import counted
 
 SAMPLES = ("digits", "photos", "shapes", "cutouts")
 """Images that `launcher prepare` makes of packages, as the built-in configs name their folders."""
@@ -31,6 +33,8 @@ WEIGHTS = ("dinov2-small",)
 
 SUFFIX = "-labels"
 """What `launcher label` adds to a job's name."""
+
+BATCH = "global_batch_size"
 
 TOOLKITS_OWN = ("PATH", "HOME", "TRAINING_JOB_NAME", "PYTHONUNBUFFERED")
 """Variables that a job may not set, besides those that begin with SM_, SAGEMAKER_ or PET_."""
@@ -251,21 +255,67 @@ def _check_texts(job: Job) -> Iterator[Issue]:
 
 def _check_batch(job: Job, source: Path, world_size: int) -> Iterator[Issue]:
     """A global batch, given or the default of this kit's settings, that the processes cannot share evenly."""
-    if world_size == 1:
-        return
-    name = "global_batch_size"
-    is_default = name not in job.hyperparameters
-    batch = hyperparameters.kit_default(source, job.script, name) if is_default else job.hyperparameters[name]
+    batch, shown = _batch(job, source)
+    if batch % world_size:
+        lower = batch // world_size * world_size
+        yield Issue(
+            key=f"hyperparameters.{BATCH}",
+            found=f"{shown} do not divide evenly among {world_size} processes",
+            fix=f"write {BATCH}: " + (f"{lower} or {lower + world_size}" if lower else str(world_size)),
+        )
+
+
+def _batch(job: Job, source: Path) -> tuple[int, str]:
+    """The global batch, given or the default of this kit's settings, and how messages call it; (0, "") where none is known."""
+    is_default = BATCH not in job.hyperparameters
+    batch = hyperparameters.kit_default(source, job.script, BATCH) if is_default else job.hyperparameters[BATCH]
     if isinstance(batch, str) and re.fullmatch(r"\d{1,19}", batch.strip(), re.ASCII):
         batch = int(batch)
-    if type(batch) is int and 0 < batch <= sys.maxsize and batch % world_size:
-        lower = batch // world_size * world_size
-        shown = f"{batch} images" + ", the default," * is_default
-        yield Issue(
-            key=f"hyperparameters.{name}",
-            found=f"{shown} do not divide evenly among {world_size} processes",
-            fix=f"write {name}: " + (f"{lower} or {lower + world_size}" if lower else str(world_size)),
-        )
+    if type(batch) is not int or not 0 < batch <= sys.maxsize:
+        return 0, ""
+    return batch, f"{batch} images" + ", the default," * is_default
+
+
+def check_images(job: Job, source: Path, places: Mapping[str, str], world_size: int) -> list[Issue]:
+    """A folder of training images on this machine that does not hold one global batch of this kit's scripts.
+
+    All its files count, so that what is refused here would fail there too; the files of shards hold any number.
+
+    Args:
+        places: channel -> path, of the inputs on this machine.
+    """
+    folder = Path(places.get("train", ""))
+    if job.source is not None or "train" not in places or "unlabelled" in job.inputs or not folder.is_dir():
+        return []
+    batch, shown = _batch(job, source)
+    try:
+        count = _files_below(folder, batch)
+    except OSError:
+        return []
+    if count is None or count >= batch:
+        return []
+    most = count // world_size * world_size
+    fix = f"write {BATCH}: {most}, or less; or add images"
+    fix = fix if most else f"give at least {counted(world_size, 'image')}, one a process"
+    found = f"{shown} make no batch of the {counted(count, 'file')} in {folder}"
+    return [Issue(key=f"hyperparameters.{BATCH}", found=found, fix=fix)]
+
+
+def _files_below(folder: Path, enough: int) -> int | None:
+    """Files below a folder, without hidden ones, counted up to `enough`; None: some of them are shards. Raises OSError."""
+
+    def fails(error: OSError) -> None:
+        raise error
+
+    count = 0
+    for _, folders, files in os.walk(folder, onerror=fails, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        if any(name.endswith(".tar") for name in files):
+            return None
+        count += sum(not name.startswith(".") for name in files)
+        if count >= enough:
+            break
+    return count
 
 
 def _check_unread(job: Job) -> Iterator[Issue]:

@@ -89,7 +89,7 @@ def resume(name: str, overrides: Sequence[str] = ()) -> Plan:
     if earlier.state not in records.OVER:
         raise mistake("run", f"{folder.name} is {earlier.state}", f"launcher stop {folder.name}, or wait until it ends")
     made = plan_again(folder, overrides, None)
-    why_not = backends.get(made.backend).why_not_resumed(made.job, folder)
+    why_not = backends.get(made.backend).why_not_resumed(made.kept_job(), folder)
     if why_not is not None:
         raise UserError([why_not])
     return replace(made, resumes=folder.name)

@@ -60,7 +60,10 @@ def _latest(plan: Plan) -> Run | None:
             if code_checksum(recorded_files(folder.code)) != code_checksum(plan.files):
                 continue
             run = Run(folder)
-            if run.state not in (records.FAILED, records.STOPPED) or backend.why_not_resumed(plan.job, folder) is None:
+            if (
+                run.state not in (records.FAILED, records.STOPPED)
+                or backend.why_not_resumed(recorded["job"], folder) is None
+            ):
                 return run
     return None
 

@@ -9,7 +9,7 @@ import pytest
 import launcher
 from launcher.backends.plans import plan_config
 from launcher.config.issues import Issue
-from tests.conftest import ROOT
+from tests.conftest import ROOT, write_batch
 
 STORIES = ("kt_food_tag", "hyundai_segmentation", "dali_imagenette")
 
@@ -74,7 +74,7 @@ def test_a_broken_variant_of_a_story_is_refused(config, overrides, key, found, f
 @pytest.mark.parametrize(("config", "overrides"), [*((story, []) for story in STORIES), ("quickstart", [TEACHER])])
 def test_the_configs_as_they_stand_are_not_refused(config, overrides, tmp_path, monkeypatch):
     for split in ("train", "validation"):
-        (tmp_path / "data/digits" / split / "0").mkdir(parents=True)
+        write_batch(tmp_path / "data/digits" / split)
     monkeypatch.chdir(tmp_path)
     assert [str(issue) for issue in issues_of(config, overrides) if issue.level == "error"] == []
 

@@ -14,7 +14,7 @@ import launcher
 from launcher.aws import prices, upload
 from launcher.backends.aws import Aws
 from tests.aws.jobs import GROUPED, GROUPS, P4D, REMOTE, changed
-from tests.conftest import ROOT
+from tests.conftest import ROOT, write_batch
 
 CONFIGS = ["kt_food_tag", "hyundai_segmentation", "dali_imagenette", "quickstart"]
 
@@ -55,7 +55,7 @@ def tree(folder: Path) -> dict[str, tuple[int, int]]:
 def home(tmp_path) -> Path:
     """A home and a working folder in which only what the configs name lies."""
     for split in ("train", "validation"):
-        (tmp_path / "data/digits" / split / "0").mkdir(parents=True)
+        write_batch(tmp_path / "data/digits" / split)
         (tmp_path / "data/digits" / split / "0/1.png").write_bytes(b"1")
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     return tmp_path

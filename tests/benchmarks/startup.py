@@ -53,6 +53,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for split in ("train", "validation"):
             (Path(folder) / split / "0").mkdir(parents=True)
+            for number in range(64):  # a batch
+                (Path(folder) / split / f"0/{number}.jpg").touch()
         inputs = [f"inputs.{split}.folder={folder}/{split}" for split in ("train", "validation")]
         store = Path(folder, "runs")
         store.mkdir()

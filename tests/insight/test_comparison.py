@@ -42,6 +42,14 @@ def test_pauses_count_in_the_hours_and_in_the_speed():
     assert paused.speedup.value == pytest.approx(0.5, rel=0.01)
 
 
+def test_runs_of_a_few_steps_have_no_speed_up_in_the_headline():
+    both = Comparison(run(steps=10), run(steps=200))
+    assert both.headline == "Too short to compare"
+    [said] = both.sentences()
+    assert said.startswith("too short to compare: ") and " has 10 steps in 2.5 s; as measured " in said
+    assert Comparison(run(), run()).headline.startswith("Speed-up 1.00")
+
+
 def test_a_cure_that_was_taken_up_is_checked_against_what_was_expected():
     before = run(
         phases={**STEP, "data_wait": 0.72}, gpu=25, busy=1.3, settings={"num_workers": 1}, worker_cpu_seconds=0.95

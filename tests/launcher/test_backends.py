@@ -64,8 +64,8 @@ def test_a_backend_that_can_do_no_more_than_run_says_so(script_job):
         elsewhere.upload(launcher.plan(job))
 
 
-def test_a_run_there_is_stopped_by_a_note_and_resumed_from_its_folder(script_job, tmp_path):
-    job, elsewhere, folder = script_job("print(1)"), Elsewhere(), RunFolder(tmp_path / "run-1")
+def test_a_run_there_is_stopped_by_a_note_and_resumed_from_its_folder(tmp_path):
+    elsewhere, folder = Elsewhere(), RunFolder(tmp_path / "run-1")
     folder.path.mkdir()
     elsewhere.stop(folder, "first")
     elsewhere.stop(folder, "second")
@@ -75,9 +75,9 @@ def test_a_run_there_is_stopped_by_a_note_and_resumed_from_its_folder(script_job
         elsewhere.profile(folder, 500)
     checkpoints = folder.host("algo-1") / "checkpoints"
     checkpoints.mkdir(parents=True)
-    assert "left no checkpoint" in str(elsewhere.why_not_resumed(job, folder))
+    assert "left no checkpoint" in str(elsewhere.why_not_resumed({}, folder))
     (checkpoints / "last.pt").touch()
-    assert elsewhere.why_not_resumed(job, folder) is None
+    assert elsewhere.why_not_resumed({}, folder) is None
 
 
 AS_ON_MACOS = """

@@ -11,6 +11,7 @@ import yaml
 import launcher
 from launcher.commands import main
 from launcher.commands.plan import carry_out
+from tests.conftest import write_batch
 
 SCREEN = 40
 """Lines of a usual terminal window."""
@@ -102,7 +103,7 @@ def test_the_command_opens_what_it_is_asked_for(capsys):
 )  # fmt: skip
 def test_a_plan_ends_with_the_command_that_starts_it(tmp_path, monkeypatch, capsys, words, command):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "train/a").mkdir(parents=True)
+    write_batch(tmp_path / "train", 4)
     (tmp_path / "teacher").mkdir()
     (tmp_path / "teacher/model.pt").touch()
     values = {

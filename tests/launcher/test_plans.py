@@ -14,6 +14,7 @@ from launcher.backends import BACKENDS
 from launcher.config.entrypoints import entrypoints_folder
 from launcher.planner import source_package, validation
 from launcher.prepare import published_weights
+from tests.conftest import write_batch
 from tests.launcher.test_store import recorded
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +42,7 @@ sys.stderr.write(repr((status, events, heavy)))
 
 def digits(tmp_path: Path) -> Path:
     for split in ("train", "validation"):
-        (tmp_path / "data" / split / "0").mkdir(parents=True)
+        write_batch(tmp_path / "data" / split)
     return tmp_path / "data"
 
 
@@ -146,18 +147,6 @@ def issues(job) -> str:
 def test_what_is_wrong_with_a_job_is_found_before_it_starts(script_job, values, expected):
     job = script_job("def main(): ...")
     assert expected in issues(launcher.from_values({**job.model_dump(exclude_none=True), **values}))
-
-
-def test_a_default_batch_that_does_not_divide_is_found_before_the_hosts_start():
-    def told(hosts: int, **settings: int) -> list[tuple[str, str]]:
-        values = {"name": "a", "script": "train_classifier.py", "distribution": "torchrun", "hyperparameters": settings}
-        plan = launcher.plan(launcher.from_values({**values, "compute": {"instance_count": hosts}}))
-        return [(one.found, one.fix) for one in plan.errors if one.key == "hyperparameters.global_batch_size"]
-
-    wrong = "do not divide evenly among 3 processes"
-    assert told(3) == [(f"64 images, the default, {wrong}", "write global_batch_size: 63 or 66")]
-    assert told(3, global_batch_size=2) == [(f"2 images {wrong}", "write global_batch_size: 3")]
-    assert told(2) == told(3, global_batch_size=6) == []
 
 
 def test_a_misspelt_script_lists_those_that_a_config_names():

@@ -87,7 +87,12 @@ def test_a_failed_run_is_followed_by_its_log_and_how_to_go_on(script_job, capsys
     assert run.wait(60) == "Failed"
     print_run(run)
     text = capsys.readouterr().out
-    assert f"  next        launcher logs {run.name}\n  next        launcher resume {run.name}\n" in text
+    assert f"  next        launcher logs {run.name}\n  next        launcher replay {run.name}\n" in text
+    left = run.folder.checkpoints("algo-1") / "last.pt"
+    left.parent.mkdir(parents=True, exist_ok=True)
+    left.touch()
+    print_run(run)
+    assert f"  next        launcher resume {run.name}\n" in capsys.readouterr().out
 
 
 def test_an_epoch_of_a_resumed_run_costs_its_share_of_that_runs_own_epochs(capsys):

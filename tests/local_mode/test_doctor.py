@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+import launcher
+from launcher.backends import local_hosts
 from launcher.commands import doctor, main
 from tests.local_mode.conftest import DOWN, WORKING
 
@@ -45,6 +47,18 @@ def test_what_is_missing_is_reported_with_its_fix_and_what_hangs_on_it_is_not_ch
     docker = {need["subject"]: need for need in found["docker"]["needs"]}
     assert "systemctl start docker" in docker["engine"]["fix"] and docker["image"]["state"] == "not checked"
     assert needs("aws")["credentials"].state == "missing" and "aws configure" in needs("aws")["credentials"].fix
+
+
+def test_a_program_that_distributed_jobs_start_with_is_looked_for_in_doctor_and_plan(monkeypatch, tmp_path, script_job):
+    def told() -> list[str]:
+        planned = launcher.plan(script_job("x = 1", distribution="torchrun"))
+        return [str(issue) for issue in planned.errors if issue.key == "distribution"]
+
+    assert needs("process")["torchrun"].state == "ok" and told() == []
+    monkeypatch.setattr(local_hosts, "inherited", lambda outer: {"PATH": str(tmp_path)})
+    assert needs("process")["torchrun"].state == "missing" and "install torch" in needs("process")["torchrun"].fix
+    assert ["no torchrun beside" in issue for issue in told()] == [True]
+    assert not launcher.plan(script_job("x = 1")).errors
 
 
 def test_credentials_that_only_the_network_could_give_are_not_checked(monkeypatch):
