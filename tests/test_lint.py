@@ -60,7 +60,9 @@ def test_the_same_with_the_attribute_has_no_error(folder):
 
 def test_lint_checks_both_folders_strictly():
     [lint] = re.findall(r"^lint:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert [line.split("/")[-1] for line in lint.splitlines()] == ["ruff check .", "mypy"], "mypy reads `files`"
+    assert [line.split("/")[-1] for line in lint.splitlines()] == [
+        *("ruff check .", "ruff format --check --quiet .", "mypy")  # mypy reads `files`
+    ]
     assert CONFIG["files"] == ["launcher", "entrypoints"] and CONFIG["strict"]
     assert not {"exclude", "disable_error_code", "ignore_errors"} & set(CONFIG)
     assert not any(

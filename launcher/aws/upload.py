@@ -17,7 +17,7 @@ from launcher.config.job import Job
 from launcher.planner.plan import Plan, Upload
 from launcher.planner.source_package import archive
 from launcher.record.records import RunFolder
-from launcher.show.text import counted
+from launcher.show.text import counted, file_size
 
 THREADS = 8
 MAX_FILES = 1_000_000
@@ -77,7 +77,7 @@ def upload(plan: Plan, client: Any, say: Callable[[str], None]) -> None:
             say(f"{item.target} is uploaded already")
             continue
         total = sum(file.stat().st_size for file, _ in missing)
-        say(f"uploading {item.source}: {counted(len(missing), 'file')}, {total / 2**20:.1f} MiB, to {item.target}")
+        say(f"uploading {item.source}: {counted(len(missing), 'file')}, {file_size(total)}, to {item.target}")
         pool = ThreadPoolExecutor(THREADS)
         try:
             for sent in [
@@ -88,7 +88,7 @@ def upload(plan: Plan, client: Any, say: Callable[[str], None]) -> None:
             pool.shutdown(wait=False, cancel_futures=True)  # after an error or Ctrl-C, drop the rest
     packed = archive(plan.files)
     target = request.code_uri(plan.job, plan.name)
-    say(f"uploading the code: {len(plan.files)} files, {len(packed) / 1024:.1f} KiB, to {target}")
+    say(f"uploading the code: {counted(len(plan.files), 'file')}, {file_size(len(packed))}, to {target}")
     bucket, key = split(target)
     client.put_object(Bucket=bucket, Key=key, Body=packed, **extra)
 

@@ -98,7 +98,7 @@ class Backend(Starter, ABC):
         name = run_name(job.name, now)
         source = source or source_folder(job)
         places, issues = validation.places(job)
-        files, file_issues = source_files(source) if source.is_dir() else ([], [])
+        files, file_issues = source_files(source, job) if source.is_dir() else ([], [])
         not_observed = python_start.why_not_observed(job, files)
         if files:
             files = self.source_files(job, files)

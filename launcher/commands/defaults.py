@@ -90,7 +90,8 @@ def _change(file: Path, values: dict[str, Any]) -> None:
     """Set dotted keys in a file of defaults, or remove those whose value is None. The file is made where there is none.
 
     Raises:
-        UserError: it would be no valid one, or aliases hide where a key stands. It is left as it is.
+        UserError: it would be no valid one, by these values or by what it holds already, or aliases hide where a key stands. It is
+            left as it is.
     """
     name, text, mode = defaults.name_of(file), HEAD, None
     if file.exists() or file.is_symlink():
@@ -110,11 +111,11 @@ def _change(file: Path, values: dict[str, Any]) -> None:
     if after is None or _given(after.values) != _given(wanted):
         found = "its layout or its aliases hide where the key stands"
         raise UserError([Issue(key=name, found=found, fix="edit the file itself")])
-    known = list(defaults.check(before))
+    known = list(defaults.check(before))  # with the lines of the file as it is
     if issues := [
-        one for one in defaults.check(replace(after, lines={})) if not any(_same(one, other) for other in known)
+        next((other for other in known if _same(one, other)), one) for one in defaults.check(replace(after, lines={}))
     ]:
-        raise UserError(issues)
+        raise UserError(issues, f"{name}, which is left as it is")
     file.parent.mkdir(parents=True, exist_ok=True)
     target = file.resolve()  # a link stays one
     records.write_atomically(target, edited.replace("\n", ends))

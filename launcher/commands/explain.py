@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 _ABSENT = object()
 """The value of a key that a config leaves out."""
 
+SETTING = "hyperparameters."
+"""Where a config gives a script's settings; which there are, the script says."""
+
 Explained = tuple["Described", Any]
 """A key or setting, and its value or _ABSENT."""
 
@@ -42,7 +45,8 @@ def add(to: arguments.Add) -> None:
         "subject",
         nargs="?",
         metavar="CONFIG|SCRIPT",
-        help="a config, or a script: the kit's, as train_kd.py, or your own; without it, the built-in configs are listed",
+        help="a config, or a script: the kit's, as train_kd.py, or your own; without it, the built-in configs are listed. A key of "
+        "configs, as compute.spot, needs neither",
     )
     made.add_argument(
         "names", nargs="*", metavar="KEY", help="only these keys and settings, for example compute.spot or epochs"
@@ -54,11 +58,15 @@ def carry_out(options: argparse.Namespace) -> int:
     if options.subject is None:
         print(as_json(_all()) if options.json else _list(_all()))
         return DONE
-    keys, settings = _explained(options.subject)
-    _refuse_unknown(options.names, [one.name for one, _ in [*keys, *settings]])
-    keys, settings = (
-        [pair for pair in part if not options.names or pair[0].name in options.names] for part in (keys, settings)
-    )
+    names, whole = options.names, options.subject
+    if _is_a_key(options.subject):
+        names, whole = [options.subject, *names], "quickstart"
+        keys, settings = [(one, _ABSENT) for one, _, _ in _keys()], list[Explained]()
+    else:
+        _refuse_a_setting_alone(options.subject)
+        keys, settings = _explained(options.subject)
+    _refuse_unknown(names, [one.name for one, _ in [*keys, *settings]], whole)
+    keys, settings = ([pair for pair in part if not names or pair[0].name in names] for part in (keys, settings))
     if options.json:
         found = {"keys": [_to_dict(*pair) for pair in keys], "settings": [_to_dict(*pair) for pair in settings]}
         print(as_json({"subject": options.subject, **found}))
@@ -96,8 +104,6 @@ def _list(found: Mapping[str, Mapping[str, str]]) -> str:
 
 def _explained(subject: str) -> tuple[list[Explained], list[Explained]]:
     """The keys of a config, and the settings of its script; of a script, the settings alone."""
-    from launcher.config import descriptions
-
     if subject.endswith(".py"):
         file = Path(subject)
         source = file.parent if file.is_file() else entrypoints_folder()
@@ -107,17 +113,47 @@ def _explained(subject: str) -> tuple[list[Explained], list[Explained]]:
     written = yaml_file.read(subject).values
     if "smoke" in written:
         given["smoke"] = redact_setting("smoke", written["smoke"])
-    keys = [
-        (replace(one, name=f"{path}.{one.name}".removeprefix(".")), _at(given, path, one.name))
-        for path, model in descriptions.config_sections()
-        for one in descriptions.config_keys(model)
-    ]
+    keys = [(one, _at(given, path, name)) for one, path, name in _keys()]
     source = Path(job.source) if job.source is not None else entrypoints_folder()
     settings = [
         (one, _at(given.get("hyperparameters", {}), *one.name.rpartition(".")[::2]))
         for one in _settings(source, job.script)
     ]
     return keys, settings
+
+
+def _is_a_key(subject: str) -> bool:
+    """Whether a subject is a key of configs, or nearly one, and no config or script that is there."""
+    if _is_there(subject) or subject.startswith(SETTING):
+        return False
+    known = [one.name for one, _, _ in _keys()]
+    return subject in known or (subject.partition(".")[0] in known and not subject.endswith((".yaml", ".yml")))
+
+
+def _refuse_a_setting_alone(subject: str) -> None:
+    """A setting means what its script says: one that is named without a script is answered with the kit's that have it."""
+    if _is_there(subject):
+        return
+    place, name = entrypoints_folder(), subject.removeprefix(SETTING)
+    ours = sorted((file.name for file in place.glob("*.py")), key=lambda script: not script.startswith("train_"))
+    having = [script for script in ours if name in {one.name for one in _settings(place, script)}]
+    if having:
+        fix = f"name the script or the config before it: launcher explain {having[0]} {name}"
+        raise mistake(subject, f"a setting of {', '.join(having)}", fix)
+
+
+def _is_there(subject: str) -> bool:
+    """Whether a subject is a script, or a config that is there."""
+    return subject.endswith(".py") or Path(subject).exists() or subject in builtin_configs.names()
+
+
+def _keys() -> Iterator[tuple[Described, str, str]]:
+    """Every key of a config under its dotted name, the path of its section, and its own name."""
+    from launcher.config import descriptions
+
+    for path, model in descriptions.config_sections():
+        for one in descriptions.config_keys(model):
+            yield replace(one, name=f"{path}.{one.name}".removeprefix(".")), path, one.name
 
 
 def _settings(source: Path, script: str) -> list[Described]:
@@ -151,10 +187,15 @@ def _to_dict(one: Described, value: Any) -> dict[str, Any]:
     return {**one.to_dict(), **({} if value is _ABSENT else {"value": value})}
 
 
-def _refuse_unknown(names: list[str], known: list[str]) -> None:
+def _refuse_unknown(names: list[str], known: list[str], whole: str) -> None:
+    """Refuse names that are not known.
+
+    Args:
+        whole: the subject of which `launcher explain` lists all names.
+    """
     unknown = [name for name in names if name not in known]
     if unknown:
-        fix = "launcher explain without KEY lists them"
+        fix = f"launcher explain {whole} lists them"
         raise UserError(
             [Issue(key=name, found="no such key or setting", fix=did_you_mean(name, known, fix)) for name in unknown]
         )

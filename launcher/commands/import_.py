@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 
 from launcher.commands import init, schema
@@ -17,7 +18,6 @@ from launcher.sdk_import.calls import estimators
 from launcher.sdk_import.importer import lines
 from launcher.sdk_import.objects import Estimator
 from launcher.sdk_import.source import Source, read
-from launcher.show.text import indent
 
 
 def add(to: arguments.Add) -> None:
@@ -48,7 +48,7 @@ def carry_out(options: argparse.Namespace) -> int:
     head = [
         f"# yaml-language-server: $schema={SCHEMA_FILE}",
         f"# {estimator.made.short} of {source.name}, {source.where(estimator.made.line)}. Written by `launcher import`;",
-        f"# `launcher explain {file}` says what each key means.",
+        f"# `launcher explain {shlex.quote(str(file))}` says what each key means.",
     ]
     text = "\n".join([*head, *lines(made, yaml_edit.written)]) + "\n"
     if yaml_file.parse(text, str(file)).values != made.values:
@@ -67,10 +67,8 @@ def carry_out(options: argparse.Namespace) -> int:
 def _say_what_is_next(file: Path) -> bool:
     """Print what the job lacks for SageMaker, where it comes from. Returns whether it lacks nothing."""
     issues = list(init.errors(file, "aws"))
-    lacking = init.say_what_sagemaker_needs(issues, file)
-    if others := [issue for issue in issues if issue.key not in lacking]:
-        print("before it runs there:\n" + "\n".join(indent(str(issue)) for issue in others))
-    print(f"next: launcher plan {file} --on aws")
+    init.say_what_sagemaker_needs(issues, file)
+    print(f"next: {shlex.join(['launcher', 'plan', str(file), '--on', 'aws'])}")
     return not issues
 
 
@@ -90,6 +88,6 @@ def _chosen(found: list[Estimator], source: Source, line: str | None) -> Estimat
     raise mistake(
         "--line",
         f"{source.name} makes {len(found)} estimators" if line is None else f"{line}: no estimator is made there",
-        f'choose one: --line "{places[0].removeprefix("line ")}"',
+        f"choose one: --line {shlex.quote(places[0].removeprefix('line '))}",
         valid=listed,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from launcher.commands import schema
 from launcher.commands.exit_codes import DONE, USER_ERROR
 from launcher.config import defaults
 from launcher.config.defaults import KEYS, PROJECT_FILE
-from launcher.config.issues import Issue, UserError, mistake
+from launcher.config.issues import Issue, UserError
 from launcher.planner.source_package import SCHEMA_FILE
 from launcher.show.text import indent, listed
 
@@ -45,7 +46,7 @@ def carry_out(options: argparse.Namespace) -> int:
     schema_file = file.parent / SCHEMA_FILE
     issues = [*refused(file), *(() if options.force else in_the_way(file, schema_file))]
     if script is None and folder is None:
-        issues.append(_nothing_here())
+        issues.append(starter.nothing_found(Path(".")))
     seen_script, seen_images = None, None
     try:
         seen_script = starter.look_at_script(script) if script else None
@@ -75,21 +76,24 @@ def _say_what_is_next(file: Path) -> int:
         print("before it runs on this machine:\n" + "\n".join(indent(str(issue)) for issue in here))
     else:
         print("it plans without mistakes on this machine")
-    say_what_sagemaker_needs(errors(file, "aws"), file)
-    print(f"next: launcher {'plan' if here else 'run'} {file}")
+    say_what_sagemaker_needs((issue for issue in errors(file, "aws") if issue not in here), file)
+    print(f"next: {shlex.join(['launcher', 'plan' if here else 'run', str(file)])}")
     return USER_ERROR if here else DONE
 
 
-def say_what_sagemaker_needs(issues: Iterable[Issue], file: Path) -> list[str]:
-    """Print the keys that a job on SageMaker has and this one lacks, and return them."""
+def say_what_sagemaker_needs(issues: Iterable[Issue], file: Path) -> None:
+    """Print the keys that a job on SageMaker has and this one lacks, and what else is wrong with it there."""
     from launcher.planner.starter import AWS_KEYS
 
-    needed = list(dict.fromkeys(issue.key for issue in issues if issue.key in AWS_KEYS and "missing" in issue.found))
+    issues = list(issues)
+    lacking = [issue for issue in issues if issue.key in AWS_KEYS and "missing" in issue.found]
+    needed = list(dict.fromkeys(issue.key for issue in lacking))
     if needed:
         print(f"SageMaker still needs {listed(needed)}: to be written into {file}")
         if common := [key for key in needed if key in KEYS]:
             print(f"launcher defaults sets {listed(common)} once, for every job")
-    return needed
+    if others := [issue for issue in issues if issue not in lacking]:
+        print("before it runs on SageMaker:\n" + "\n".join(indent(str(issue)) for issue in others))
 
 
 def errors(file: Path, on: str) -> Iterator[Issue]:
@@ -106,7 +110,9 @@ def refused(file: Path) -> Iterator[Issue]:
     if file.name == PROJECT_FILE:
         yield Issue(key="FILE.yaml", found=f"{file}: for defaults of every job", fix="choose another name")
     if not file.parent.is_dir():
-        yield Issue(key="FILE.yaml", found=f"{file.parent}: no such folder", fix=f"mkdir -p {file.parent}")
+        yield Issue(
+            key="FILE.yaml", found=f"{file.parent}: no such folder", fix=shlex.join(["mkdir", "-p", str(file.parent)])
+        )
 
 
 def in_the_way(file: Path, schema_file: Path) -> Iterator[Issue]:
@@ -116,11 +122,3 @@ def in_the_way(file: Path, schema_file: Path) -> Iterator[Issue]:
     if schema_file.exists() and schema_file.read_text(encoding="utf-8", errors="replace") != schema.text():
         found = "it exists, and is not the schema of this version"
         yield Issue(key=str(schema_file), found=found, fix="move it away, or overwrite it with --force")
-
-
-def _nothing_here() -> Issue:
-    return mistake(
-        ".",
-        "neither one training script nor one folder of images is here",
-        "name one with --script or --images; or make images to begin with: launcher prepare digits data/digits",
-    ).issues[0]

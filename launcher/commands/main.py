@@ -64,7 +64,7 @@ def read(words: Sequence[str]) -> argparse.Namespace:
     options, more = parser.parse_known_args(ours)
     options.behind = behind
     if behind and options.command not in ("emulate", "tune", "watch"):
-        parser.error("only `launcher watch`, `launcher tune` and `launcher emulate` take a command after --")
+        options.parser.error("only `launcher watch`, `launcher tune` and `launcher emulate` take a command after --")
     if more and hasattr(options, "overrides") and not any(word.startswith("-") for word in more):
         options.overrides = [*options.overrides, *more]  # argparse accepts key=value words only before the first option
     elif more:
@@ -72,7 +72,7 @@ def read(words: Sequence[str]) -> argparse.Namespace:
         fix = options.parser.unknown_options(names)
         if options.command == "watch":
             fix = "write the command behind --: launcher watch -- COMMAND ..."
-        parser.error(f"unrecognized arguments: {' '.join(names or more)}; {fix}")
+        options.parser.error(f"unrecognized arguments: {' '.join(names or more)}; {fix}")
     return options
 
 

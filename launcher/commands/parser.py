@@ -23,8 +23,9 @@ class Parser(argparse.ArgumentParser):
 
     def unknown_options(self, names: Sequence[str]) -> str:
         """The fix for options that this command does not have: the nearest that it has, or where they are listed."""
-        known = [option for action in self._actions for option in action.option_strings]
-        meant = list(dict.fromkeys(one for name in names if (one := near(name, known))))
+        known = {option.lstrip("-"): option for action in self._actions for option in action.option_strings}
+        found = [near(name.lstrip("-"), known, likeness=0.7) for name in names]  # --json is not like --on
+        meant = dict.fromkeys(known[one] for one in found if one)
         return f"did you mean {' '.join(meant)}?" if meant else f"{self.prog} --help lists what it takes"
 
 

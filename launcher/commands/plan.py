@@ -6,6 +6,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import launcher
 from launcher import backends
@@ -44,8 +45,8 @@ def add(to: arguments.Add) -> None:
         made.add_argument(f"--{part}", action="append_const", const=part, dest="opened", default=[], help=what)
     arguments.json(
         made,
-        "the plan as `launcher.Plan.to_dict` gives it: {name, backend, job, hosts, files, issues, price, request, …}; of several configs "
-        "a list of {config, issues, plan}",
+        "the plan as `launcher.Plan.to_dict` gives it: {name, backend, job, hosts, files, issues, price, request, …}, its job null where "
+        "the config is not valid; of several configs a list of {config, issues, plan}",
     )
 
 
@@ -59,11 +60,37 @@ def carry_out(options: argparse.Namespace) -> int:
     others = [word for word in overrides if word.endswith((".yaml", ".yml")) and "=" not in word]
     given = [word for word in overrides if word not in others]
     if others:
+        _refuse_parts(options)
         return _each([options.config, *others], given, options)
-    made = _planned(options.config, given, options)
+    try:
+        made = _planned(options.config, given, options)
+    except UserError as error:
+        if not options.json or options.debug:
+            raise
+        print(as_json(_without_a_plan(error.issues, options)))
+        return _exit_code(error.issues, options)
     start = f"`{_starting(given, options)}`"
     print(as_json(made.to_dict()) if options.json else coloured(made.text(*options.opened, start=start), sys.stdout))
     return _exit_code(made.issues, options)
+
+
+def _refuse_parts(options: argparse.Namespace) -> None:
+    """--files and the like open a plan that is shown whole, as that of one config is."""
+    if options.opened:
+        found = "several configs, of which only the mistakes are shown"
+        raise UserError(
+            Issue(key=f"--{part}", found=found, fix=f"name one config, or leave --{part} out")
+            for part in dict.fromkeys(options.opened)
+        )
+
+
+def _without_a_plan(issues: Sequence[Issue], options: argparse.Namespace) -> dict[str, Any]:
+    """What --json prints of a config that is no job: the keys of a plan that its help promises."""
+    found = [one.to_dict() for one in issues]
+    return {
+        **{"name": None, "backend": options.on, "job": None, "hosts": [], "files": []},
+        **{"issues": found, "price": None, "request": None},
+    }
 
 
 def _starting(overrides: Sequence[str], options: argparse.Namespace) -> str:

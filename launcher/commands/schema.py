@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 
 from launcher.commands import options as arguments
@@ -18,6 +19,7 @@ def carry_out(options: argparse.Namespace) -> int:
     return DONE
 
 
+@functools.cache  # `launcher init` compares it with what is there, then writes it
 def text() -> str:
     """The schema as JSON."""
     from launcher.config.schema import config_schema

@@ -67,7 +67,7 @@ def print_run(run: Run) -> None:
             else f", {counted(len(git.get('changed', [])), 'changed file')}, see {run.folder.git_patch.name}"
         )
         if git.get("commit")
-        else f"not in a git repository ({git.get('reason', 'unknown')})"
+        else f"not known: {git.get('reason', 'not recorded')}"
     )
     lines = [
         f"run {run.name}",

@@ -156,6 +156,10 @@ def parsed(text: str, source: str) -> Config:
         return yaml_file.parse(text, source)
     except yaml_file.Empty:
         return Config(source, {})
+    except yaml_file.NoMapping as error:
+        fix = "write `key: value` lines, for example region: us-west-2"
+        valid = f"a mapping with {', '.join(KEYS)}"
+        raise UserError([replace(one, valid=valid, fix=fix) for one in error.issues]) from None
     except UserError as error:
         named = [
             one if one.key.startswith(source) else replace(one, key=f"{source}: {one.key}") for one in error.issues

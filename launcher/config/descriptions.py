@@ -22,6 +22,7 @@ from launcher.config.entrypoints import entrypoints_folder, kit_modules
 from launcher.config.expressions import NotPlain, Undefined
 from launcher.config.hyperparameters import declared_settings
 from launcher.config.job import Job
+from launcher.config.script_arguments import ONE_TEXT, needs_several, takes_several
 from launcher.config.script_parser import parser_of
 from launcher.config.sections import Part
 from launcher.config.settings_class import SettingsClasses, sentences
@@ -43,7 +44,7 @@ class Described:
     on_resume: bool = False
     """Whether a run that resumes may change it."""
     worked_out: str = ""
-    """The expression by which a script works its default out, where that is no plain value."""
+    """The script's expression of its default, where that is nothing that a config can give: no plain value, or a list for argparse."""
 
     @property
     def default_text(self) -> str:
@@ -101,7 +102,7 @@ def settings_of(cls: type, settings: ModuleType, *, inherited: bool = True) -> l
         settings: `training.settings`, imported.
         inherited: those of its bases too.
     """
-    found = []
+    found, annotations = [], typing.get_type_hints(cls)
     for item in dataclasses.fields(cls):
         if not inherited and item.name not in cls.__dict__.get("__annotations__", {}):
             continue
@@ -113,7 +114,7 @@ def settings_of(cls: type, settings: ModuleType, *, inherited: bool = True) -> l
         found.append(
             Described(
                 name=item.name,
-                takes=_takes(cls, item, settings),
+                takes=_takes(cls, item, annotations[item.name], settings),
                 required=required,
                 default=None if required else _plain(default),
                 sentence=next(filter(None, meanings), "").replace("None:", "null:"),  # as a config says it
@@ -145,10 +146,10 @@ def script_settings(source: Path, script: str) -> list[Described]:
             raise NotPlain(str(error)) from None
         if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
             raise NotPlain(f"{declared[1]} is not a dataclass")
-        found = []
+        found, annotations = [], typing.get_type_hints(cls)
         for one in settings_of(cls, settings):
             found.append(one)
-            group = group_of(typing.get_type_hints(cls)[one.name])
+            group = group_of(annotations[one.name])
             inner = settings_of(group, settings) if group else []
             found += [dataclasses.replace(part, name=f"{one.name}.{part.name}") for part in inner]
         return found
@@ -180,9 +181,8 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, (tuple, set)) else value
 
 
-def _takes(cls: type, item: dataclasses.Field[Any], settings: ModuleType) -> str:
+def _takes(cls: type, item: dataclasses.Field[Any], annotation: Any, settings: ModuleType) -> str:
     """A setting's type, range and conditions in words."""
-    annotation = typing.get_type_hints(cls)[item.name]
     kind, range_ = str(settings.describe(annotation)), item.metadata.get("limits")
     if range_ is not None:
         number = next((word for word in ("a whole number", "a number") if kind.startswith(word)), "")
@@ -229,10 +229,15 @@ def _arguments(file: Path) -> list[Described]:
         option = next((one for one in action.option_strings if one.startswith("--")), action.option_strings[0])
         help, default, worked_out = written[action.option_strings[0]]
         takes = f"one of {', '.join(map(str, action.choices))}" if action.choices else ""
+        takes = takes or kinds.get(typing.cast(type, action.type), "text")
+        if takes_several(action):
+            worked_out, default = "" if action.required else worked_out or str(default), None
+            takes += f", {action.nargs} of them, which no job can give" if needs_several(action) else ", no list"
+            takes += f": {ONE_TEXT}"
         found.append(
             Described(
                 name=option.lstrip("-"),
-                takes=takes or kinds.get(typing.cast(type, action.type), "text"),
+                takes=takes,
                 required=action.required,
                 default=default,
                 sentence=" ".join(help.replace("%%", "%").replace("%(default)s", worked_out or str(default)).split()),

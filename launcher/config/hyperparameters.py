@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import json
+import math
 import re
 import sys
 import typing
@@ -220,6 +221,14 @@ def _needed_channels(settings: Any, classes: SettingsClasses) -> tuple[str, ...]
     return ()
 
 
+def _not_finite(value: Any) -> str:
+    """What a value holds that JSON cannot: NaN or an infinity. Empty where it holds neither."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN, not a number" if math.isnan(value) else f"an infinite number ({value})"
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    return next(filter(None, map(_not_finite, inner)), "")
+
+
 PLAIN = "keep defaults and conditions plain: planning reads the settings class and runs nothing of yours"
 
 
@@ -286,6 +295,9 @@ def _check_transport(hyperparameters: Mapping[str, Any]) -> Iterator[Issue]:
         try:
             text = json.dumps(value, allow_nan=False)
         except (TypeError, ValueError):
+            if infinite := _not_finite(value):
+                yield Issue(key=key, found=infinite, valid="a finite number", fix="write a finite number")
+                continue
             yield Issue(
                 key=key,
                 found=f"a {type(value).__name__}",

@@ -91,6 +91,10 @@ def did_you_mean(word: str, words: Iterable[str], otherwise: str = "remove it") 
     return f"did you mean {nearest}?" if nearest else otherwise
 
 
-def near(word: str, words: Iterable[str]) -> str | None:
-    """The known word that an unknown one is most like; None where none is like it."""
-    return next(iter(difflib.get_close_matches(word, list(words), n=1, cutoff=0.6)), None)
+def near(word: str, words: Iterable[str], likeness: float = 0.6) -> str | None:
+    """The known word that an unknown one is most like; None where none is like it.
+
+    Args:
+        likeness: from 0 to 1, as difflib.SequenceMatcher.ratio gives it; words below it are not alike.
+    """
+    return next(iter(difflib.get_close_matches(word, list(words), n=1, cutoff=likeness)), None)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import posixpath
+import re
+import unicodedata
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PrivateAttr
+from pydantic import BeforeValidator, Field, PrivateAttr, field_validator
 
-from launcher.config.redaction import redact, redact_setting
+from launcher.config.redaction import mentions_a_secret, redact, redact_setting
 from launcher.config.sections import (
     A_FOLDER_IN_S3,
     A_PROFILE_NAME,
@@ -31,6 +34,22 @@ from launcher.show import html
 Distribution = Literal["smddp", "torchrun", "none"]
 Pipeline = Literal["cpu_reference", "cpu", "cpu_composed", "dali", "remote"]
 """The values of the setting `preprocessing`; cpu_composed: cpu with compose_augmentation; and remote: cpu on other hosts."""
+
+
+SCRIPT_PATH = r"^[A-Za-z0-9._][A-Za-z0-9._+-]*(/[A-Za-z0-9._+-]+)*\.py$"
+"""A script's path in the source folder."""
+
+
+def portable_script(path: str) -> str:
+    """The path nearest to a .py file's that SCRIPT_PATH takes.
+
+    >>> portable_script("träin ing.py")
+    'train_ing.py'
+    """
+    plain = unicodedata.normalize("NFKD", path.removesuffix(".py")).encode("ascii", "ignore").decode()
+    near = posixpath.normpath(re.sub(r"[^A-Za-z0-9._+/-]+", "_", plain)).strip("/")
+    near = re.sub(r"^[+-]+", "", near)
+    return f"{near if near.strip('._') else 'train'}.py"
 
 
 class StudySection(Part):
@@ -100,7 +119,7 @@ class Job(Part):
     )
     """The job's name. A run's name adds 21 characters (time and four letters); SageMaker allows 63."""
     script: str = Field(
-        pattern=r"^[A-Za-z0-9._][A-Za-z0-9._+-]*(/[A-Za-z0-9._+-]+)*\.py$",
+        pattern=SCRIPT_PATH,
         max_length=512,
         examples=["train_kd.py"],
         description="a .py file's path inside the source folder: letters, digits and . _ + - /",
@@ -188,6 +207,21 @@ class Job(Part):
     """Environment variables of the script whose values no config, plan, record or request holds."""
 
     _defaults: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @field_validator("script", mode="before")
+    @classmethod
+    def _with_a_name_to_take(cls, value: Any) -> Any:
+        """Suggest a name near a .py file's own. The pattern refuses the rest: another program's name is no fix for any."""
+        if not isinstance(value, str) or not value.endswith(".py") or re.search(SCRIPT_PATH, value):
+            return value
+        shown = "a path" if mentions_a_secret(value) else repr(value[:60]).replace(": ", ":")
+        if posixpath.isabs(value):
+            name = portable_script(posixpath.basename(value))
+            found, fix = "begins at /, not in the source folder", f"write its folder as source, and script: {name}"
+        else:
+            found = "has other characters than letters, digits and . _ + - /"
+            fix = f"rename the file, and write script: {portable_script(value)}"
+        raise ValueError(f"{shown} {found}: {fix}")
 
     @property
     def defaults(self) -> Mapping[str, str]:

@@ -141,7 +141,7 @@ def _issue(config: yaml_file.Config, item: Mapping[str, Any]) -> Issue:
     fix = f"write {leaf}: {example}" if example is not None else f"correct {leaf}"
     bound = item.get("ctx", {}).get({"greater_than_equal": "ge", "less_than_equal": "le"}.get(item["type"], ""))
     if bound is not None and path[0] == "compute":  # no suggestion costs more than what was meant
-        fix = f"write {leaf}: {bound}"
+        fix = f"write {leaf}: {int(bound) if bound == int(bound) else bound}"
     if leaf == "instance_type" and isinstance(value, str):
         kind = f"ml.{value.strip().lower().removeprefix('ml.')}"
         fix = f"write {leaf}: {kind}" if re.fullmatch(INSTANCE_TYPE, kind) else fix

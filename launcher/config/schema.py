@@ -78,16 +78,13 @@ def _with_settings(script: str) -> Schema:
 
 def _kit_settings() -> dict[str, Schema]:
     """Script -> the schema of its settings, for the kit's scripts; its own definition `smoke` requires none of them."""
+    declared = {file.name: declared_settings(file) for file in sorted(entrypoints_folder().glob("*.py"))}
     found = {}
-    for file in sorted(entrypoints_folder().glob("*.py")):
-        declared = declared_settings(file)
-        if declared is None:
-            continue
-        module, name = declared
-        with kit_modules("training.settings") as (settings,):
+    with kit_modules("training.settings") as (settings,):  # once for all: what they share is described once
+        for script, (module, name) in ((script, one) for script, one in declared.items() if one is not None):
             whole = _of_settings(getattr(importlib.import_module(module), name), settings)
-        part = {key: value for key, value in whole.items() if key != "required"}
-        found[file.name] = {**whole, "$defs": {"smoke": part}}
+            part = {key: value for key, value in whole.items() if key != "required"}
+            found[script] = {**whole, "$defs": {"smoke": part}}
     return found
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
 from launcher.config.issues import Issue, did_you_mean
 from launcher.config.script_parser import RefusedError, SilentParser, parser_of
+
+ONE_TEXT = "SageMaker passes a list as one text"
 
 
 def check(script: Path, hyperparameters: Mapping[str, tuple[str, str]]) -> list[Issue] | None:
@@ -35,13 +38,41 @@ def check(script: Path, hyperparameters: Mapping[str, tuple[str, str]]) -> list[
         refusal = ""
     except RefusedError as error:
         rest, refusal = [], str(error)
-    found = list(_always_true(parser, script.name, hyperparameters))
+    found = []
     if refusal or (rest and not tolerant):
-        causes = list(_causes(parser, script.name, hyperparameters, tolerant))
-        found += causes or [
+        found = list(_causes(parser, script.name, hyperparameters, tolerant)) or [
             Issue(key="hyperparameters", found=f"{script.name} refuses them: {refusal}", fix="correct them")
         ]
-    return found
+    wrong = {issue.key for issue in found}
+    doubtful = [
+        *_always_true(parser, script.name, hyperparameters),
+        *_lists_for_one(parser, script.name, hyperparameters),
+    ]
+    return [*(issue for issue in doubtful if issue.key not in wrong), *found]
+
+
+def takes_several(action: argparse.Action) -> bool:
+    """Whether an argument is made for several values. The container toolkit passes one text for each name."""
+    many = (argparse.ZERO_OR_MORE, argparse.ONE_OR_MORE, argparse.REMAINDER)
+    return isinstance(action, argparse._AppendAction) or action.nargs in many or needs_several(action)
+
+
+def needs_several(action: argparse.Action) -> bool:
+    """Whether one value is too few for an argument."""
+    return isinstance(action.nargs, int) and action.nargs > 1
+
+
+def _several(parser: SilentParser, option: str, value: str) -> bool:
+    """Whether a value stands for several, or should, of an argument that takes several."""
+    return any(
+        takes_several(action) and (needs_several(action) or value.startswith("["))
+        for action in parser._actions
+        if option in action.option_strings
+    )
+
+
+def _fix_for_several(script: str, name: str) -> str:
+    return f"leave {name} out here and write it as the default in {script}, or have {script} split one text, as 1,2"
 
 
 def _causes(
@@ -60,7 +91,11 @@ def _causes(
         except RefusedError as error:
             text = str(error)
             found = text.partition(": ")[2] if text.startswith("argument ") else text
-            yield issue(found=f"{script} refuses it: {found}", fix=f"correct {name}")
+            if _several(parser, option, value):
+                fix = _fix_for_several(script, name)
+                yield issue(found=f"{script} refuses it: {found}; {ONE_TEXT}", fix=fix)
+            else:
+                yield issue(found=f"{script} refuses it: {found}", fix=f"correct {name}")
             given.add(name)
             continue
         given |= vars(parsed).keys()
@@ -89,4 +124,18 @@ def _always_true(parser: SilentParser, script: str, hyperparameters: Mapping[str
                 level="warning",
                 found=f"{value}, which {script} takes for true: argparse's type=bool calls bool({value!r})",
                 fix="give the argument another type in the script, or leave it out here",
+            )
+
+
+def _lists_for_one(
+    parser: SilentParser, script: str, hyperparameters: Mapping[str, tuple[str, str]]
+) -> Iterator[Issue]:
+    """Lists for an argument of texts, which takes the whole list for one of them."""
+    for name, (option, value) in hyperparameters.items():
+        if _several(parser, option, value):
+            yield Issue(
+                key=f"hyperparameters.{name}",
+                level="warning",
+                found=f"{value}, which {script} takes for a single value: {ONE_TEXT}",
+                fix=_fix_for_several(script, name),
             )

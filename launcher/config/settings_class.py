@@ -235,17 +235,20 @@ def _class_of(module: _Module, node: ast.ClassDef) -> type:
     return owner[0]
 
 
-def sentences(cls: type) -> dict[str, str]:
+def sentences(cls: type) -> Mapping[str, str]:
     """Field -> the docstring under it, of one class without its bases."""
     kept = cls.__dict__.get("__sentences__")  # of a class that was read rather than imported
-    if kept is not None:
-        return dict(kept)
+    return _sentences_of_source(cls) if kept is None else dict(kept)
+
+
+@functools.cache  # asked for field by field, and each class's source takes milliseconds to find and parse
+def _sentences_of_source(cls: type) -> Mapping[str, str]:
     [node] = [
         node
         for node in ast.parse(inspect.cleandoc("\n" + inspect.getsource(cls))).body
         if isinstance(node, ast.ClassDef)
     ]
-    return field_sentences(node)
+    return types.MappingProxyType(field_sentences(node))
 
 
 def field_sentences(node: ast.ClassDef) -> dict[str, str]:

@@ -64,6 +64,10 @@ class Empty(UserError):
     """A file without a key."""
 
 
+class NoMapping(UserError):
+    """A file with a list or one value at the top."""
+
+
 @dataclass(frozen=True)
 class Config:
     """A config as it was read: its values, and the line of each key."""
@@ -121,12 +125,9 @@ def parse(text: str, source: str) -> Config:
             fix = "launcher init writes one to start from"
             raise Empty([Issue(key=source, found="the file is empty", fix=fix)])
         if not isinstance(node, yaml.MappingNode):
-            raise mistake(
-                source,
-                f"a {'sequence' if isinstance(node, yaml.SequenceNode) else 'scalar'} at the top",
-                "write `key: value` lines; launcher init writes a config to start from",
-                valid="a mapping",
-            )
+            found = f"a {'sequence' if isinstance(node, yaml.SequenceNode) else 'scalar'} at the top"
+            fix = "write `key: value` lines; launcher init writes a config to start from"
+            raise NoMapping([Issue(key=source, found=found, valid="a mapping", fix=fix)])
         if _count(node, {}) > MAX_VALUES:
             raise mistake(
                 source,

@@ -88,7 +88,7 @@ class Upload:
 
     def text(self, source: str) -> str:
         """One line for people. `source` is how it names the source."""
-        return f"{source}: {counted(self.files, 'file')}, {self.size / 2**20:.1f} MiB, to {self.target}"
+        return f"{source}: {counted(self.files, 'file')}, {file_size(self.size)}, to {self.target}"
 
 
 @dataclass(frozen=True)

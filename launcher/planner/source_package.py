@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 import tarfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,7 @@ from launcher.config.entrypoints import PACKAGES, entrypoints_folder
 from launcher.config.issues import Issue, mistake
 from launcher.config.job import Job
 from launcher.config.secret_shapes import secrets_in_text
-from launcher.planner import git
-from launcher.record import records
+from launcher.planner import git, not_code
 
 IGNORE_FILE = ".launcherignore"
 """A file in the source folder that excludes others: one shell pattern a line, on top of what git ignores."""
@@ -116,17 +115,22 @@ def source_folder(job: Job) -> Path:
     return path
 
 
-def source_files(source: Path) -> tuple[list[SourceFile], list[Issue]]:
+def source_files(source: Path, job: Job | None = None) -> tuple[list[SourceFile], list[Issue]]:
     """The source package of a folder, sorted by path: what git tracks or would track, less the ignore file's patterns.
 
+    Runs do not travel, nor the data of the job's own inputs, which reach the script as channels; Python files among them do.
     A folder of the user's own also gets this kit's PACKAGES, so that any script can use `training`, unless it has a
     `training` of its own. With that package comes a file that names the source's commit.
 
+    Args:
+        job: whose code it is; None: no job's, and nothing is known of inputs.
+
     Returns:
-        The files; and what keeps the folder from being packaged, or a warning that names the files left out as unsafe.
+        The files; and what keeps the folder from being packaged, or warnings that name inputs and unsafe files that are left out.
     """
+    inputs = not_code.inputs_inside(source, job) if job is not None else {}
     try:
-        listed = _listed(source)
+        listed, data = _listed(source, inputs)
         patterns = _ignore_file(source)
     except CannotListError as error:
         return [], [Issue(key="source", found=str(error), fix=error.fix)]
@@ -145,14 +149,21 @@ def source_files(source: Path) -> tuple[list[SourceFile], list[Issue]]:
         found.append(SourceFile(COMMIT_FILE, None, len(content), content))
     named = (SECRET_BY_NAME, LINK_OUT, LINK_TO_UNLISTED, LINK_TO_FOLDER, OTHER_REPOSITORY)
     left_out = {path: reason for path, reason in reasons.items() if reason in named}
-    return sorted(found, key=lambda file: file.path), [_left_out(left_out)] if left_out else []
+    issues = [_left_out(left_out)] if left_out else []
+    if job is not None:
+        unnamed = not_code.not_read_as_channels(
+            source / job.script, {path: inputs[path] for path in inputs if path in data}
+        )
+        missed = {path: unnamed[path] for path in unnamed if not _matches(path, [*ALWAYS_EXCLUDED, *patterns])}
+        issues += [not_code.inputs_left_out(missed, IGNORE_FILE)] if missed else []
+    return sorted(found, key=lambda file: file.path), issues
 
 
 def kit_files(package: str) -> list[SourceFile]:
     """The files of one of this kit's packages. Raises UserError where git cannot list them."""
     kit = entrypoints_folder()
     try:
-        listed = _listed(kit)
+        listed, _ = _listed(kit)
     except CannotListError as error:
         raise mistake("this kit", str(error), error.fix) from None
     return [
@@ -200,7 +211,7 @@ def uncommitted(source: Path) -> tuple[dict[str, Any], bytes]:
     if state["commit"] is None:
         return state, b""
     try:
-        changed, listed = git.changed(source), _listed(source)
+        changed, (listed, _) = git.changed(source), _listed(source)
         patterns = _ignore_file(source)
         left_out = {path: why for path in changed if (why := why_left_out(source, path, listed, patterns))}
         if secrets_in_text(git.patch(source, *_all_but(left_out), readable=True)):
@@ -325,10 +336,18 @@ def check_archive(files: Sequence[SourceFile]) -> list[Issue]:
     return issues
 
 
-def _listed(folder: Path) -> list[str]:
-    """Relative paths of a folder's files: what git tracks or would track, or all without a repository, but no run. Raises
-    CannotListError."""
-    runs = _runs_below(folder)
+def _listed(folder: Path, data: Collection[str] = ()) -> tuple[list[str], set[str]]:
+    """Relative paths of a folder's files: what git tracks or would track, or all without a repository, but no run and no data.
+
+    Args:
+        data: relative paths of folders and files of which Python files alone are listed.
+
+    Returns:
+        The paths, and which of `data` have others.
+
+    Raises:
+        CannotListError: git fails, or the files are too many.
+    """
     try:
         paths = git.tracked_or_new(folder)
     except git.NoRepositoryError:
@@ -339,24 +358,34 @@ def _listed(folder: Path) -> list[str]:
         top = shlex.quote(dubious[1]) if dubious else ""
         fix = f"git config --global --add safe.directory {top}" if dubious else "repair the repository"
         raise CannotListError(f"git cannot list {folder}: {error}", fix) from None
-    if paths:
-        return [path for path in paths if not (runs and f"{path}/".startswith(f"{runs}/"))]
+    runs = not_code.runs_among(folder, paths)
+    every = (path for path in paths if not not_code.below(path, runs)) if paths else _walked(folder, data, runs)
+    code, left = list[str](), set[str]()
+    for path in every:
+        among = [one for one in data if not_code.below(path, [one])] if not path.endswith(".py") else []
+        left.update(among)
+        code += [] if among else [path]
+        if not paths and len(code) > MAX_FILES:
+            raise CannotListError(f"{folder} holds more than {MAX_FILES:,} files", "name the script's own folder")
+    return code, left
+
+
+def _walked(folder: Path, data: Collection[str], runs: Collection[str]) -> Iterator[str]:
+    """Relative paths of all files in a folder, without runs. A folder of data is not searched below one without Python files."""
     for place, folders, names in os.walk(folder):
         below = Path(place).relative_to(folder)
+        kept = not_code.without_runs(Path(place), folders, names, top=Path(place) == folder)
+        if kept is None:
+            folders.clear()
+            continue
         folders[:] = [
-            name for name in folders if not _matches(name, ALWAYS_EXCLUDED) and (below / name).as_posix() != runs
+            name for name in kept if not _matches(name, ALWAYS_EXCLUDED) and (below / name).as_posix() not in runs
         ]
         links = [name for name in folders if (Path(place) / name).is_symlink()]
-        paths += [(below / name).as_posix() for name in (*names, *links)]
-        if len(paths) > MAX_FILES:
-            raise CannotListError(f"{folder} holds more than {MAX_FILES:,} files", "name the script's own folder")
-    return paths
-
-
-def _runs_below(folder: Path) -> str:
-    """The run store's path inside a folder, which holds each run's code once more; "" where it lies elsewhere."""
-    store, whole = records.store().resolve(), folder.resolve()
-    return store.relative_to(whole).as_posix() if whole in store.parents else ""
+        yield from ((below / name).as_posix() for name in (*names, *links))
+        if not_code.below(below.as_posix(), data) and not any(name.endswith(".py") for name in names):
+            yield from (f"{(below / name).as_posix()}/" for name in folders)  # left out, as all that is in them
+            folders.clear()
 
 
 def _ignore_file(folder: Path) -> list[str]:

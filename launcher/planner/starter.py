@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
+import shlex
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.config.descriptions import Described, script_settings
 from launcher.config.expressions import NotPlain
-from launcher.config.issues import mistake
+from launcher.config.issues import Issue, mistake
+from launcher.config.job import SCRIPT_PATH, portable_script
 from launcher.config.yaml_edit import written
 from launcher.planner.source_package import ALWAYS_EXCLUDED, SCHEMA_FILE
 from launcher.show.text import listed
@@ -21,6 +24,9 @@ ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".
 
 HELD_OUT = ("validation", "val", "valid")
 """Names of a folder of held-out images, the kit's own first."""
+
+SHOWN = 8
+"""Scripts or folders among which to choose that are named."""
 
 DEFAULT_SCRIPT = "train_classifier.py"
 
@@ -54,24 +60,50 @@ class Script:
 
 
 def find_script(folder: Path) -> Path | None:
-    """The only training script in a folder: the Python file that trains or takes arguments. None: there is none, or several."""
-    found = [
+    """The only training script in a folder. None: there is none, or several."""
+    found = _scripts(folder)
+    return found[0] if len(found) == 1 else None
+
+
+def _scripts(folder: Path) -> list[Path]:
+    """The Python files of a folder that train or take arguments."""
+    return [
         file
         for file in sorted(folder.glob("*.py"))
         if file.is_file()
         and not file.name.startswith(".")
         and re.search(r"argparse|SM_CHANNEL_|\bimport torch\b|\bfrom torch\b", file.read_text(errors="replace"))
     ]
-    return found[0] if len(found) == 1 else None
 
 
 def find_images(folder: Path) -> Path | None:
     """The only folder of images near: the folder itself, one in it, or one in its `data`. None: there is none, or several."""
     if _channels(folder):
         return folder
-    near = [*_subfolders(folder), *_subfolders(folder / "data")]
-    found = [one for one in near if _channels(one) or _classes(one)]
+    found = _image_folders(folder)
     return found[0] if len(found) == 1 else None
+
+
+def _image_folders(folder: Path) -> list[Path]:
+    """The folders of images in a folder and in its `data`."""
+    near = [*_subfolders(folder), *_subfolders(folder / "data")]
+    return [one for one in near if _channels(one) or _classes(one)]
+
+
+def nothing_found(folder: Path) -> Issue:
+    """The mistake of a folder in which there is neither one script nor one folder of images, with what is there instead."""
+    scripts, images = _scripts(folder), _image_folders(folder)
+    found = "neither one training script nor one folder of images is here"
+    several = [
+        f"{len(several)} {what} are: {', '.join(map(str, several[:SHOWN]))}{' …' if len(several) > SHOWN else ''}"
+        for what, several in (("training scripts", scripts), ("folders of images", images))
+        if several
+    ]
+    fix = "name one with --script or --images; or make images to begin with: launcher prepare digits data/digits"
+    if several:
+        option = ["--script", str(scripts[0])] if scripts else ["--images", str(images[0])]
+        found, fix = f"{found}; {'; '.join(several)}", f"choose one: {shlex.join(['launcher', 'init', *option])}"
+    return Issue(key=str(folder), found=found, fix=fix)
 
 
 def look_at_images(folder: Path) -> Images:
@@ -106,12 +138,19 @@ def look_at_script(file: Path) -> Script:
     """What a script takes, from its text; nothing of it runs.
 
     Raises:
-        UserError: there is no such file, or it is not Python.
+        UserError: there is no such file, it is not Python, or has a name that no job may give.
     """
     if not file.is_file():
         raise mistake("--script", f"{file}: no such file", "name a Python file")
     if file.suffix != ".py":
         raise mistake("--script", str(file), "name a Python file", valid="a file that ends with .py")
+    if not re.fullmatch(SCRIPT_PATH, file.name):
+        raise mistake(
+            "--script",
+            str(file),
+            f"rename it: {shlex.join(['mv', str(file), str(_free_name(file))])}",
+            valid="a file name of letters, digits and . _ + -",
+        )
     text = file.read_text(encoding="utf-8", errors="replace")
     try:
         settings, unread = tuple(script_settings(file.parent, file.name)), ""
@@ -121,6 +160,13 @@ def look_at_script(file: Path) -> Script:
         raise mistake("--script", f"{file}: {error}", "correct the script") from None
     channels = dict.fromkeys(name.lower() for name in re.findall(r"SM_CHANNEL_([A-Z0-9_]+)", text))
     return Script(file, settings, unread, tuple(channels), "init_process_group" in text)
+
+
+def _free_name(file: Path) -> Path:
+    """What a script may be called instead: a name near its own, of no file."""
+    near = file.with_name(portable_script(file.name))
+    numbered = (near.with_stem(f"{near.stem}_{number}") for number in itertools.count(2))
+    return next(path for path in itertools.chain([near], numbered) if not path.exists())
 
 
 def config_text(
@@ -138,6 +184,7 @@ def config_text(
     Raises:
         UserError: the kit's classifier cannot learn from these images.
     """
+    quoted = shlex.quote(str(file))
     name = re.sub(r"[^a-zA-Z0-9]+", "-", file.stem)[:42].strip("-") or "my-job"
     if script is None:
         assert images is not None, "a config needs a script or images"
@@ -145,9 +192,9 @@ def config_text(
     about = f"{script.file.name} as a job" if script else f"A classifier for the images in {_root(images)}"
     lines = [
         f"# yaml-language-server: $schema={SCHEMA_FILE}",
-        f"# {about}. Written by `launcher init`; `launcher explain {file}` says what each key means.",
-        f"# Plan:   launcher plan {file}            (what would happen; nothing does)",
-        f"# Run:    launcher run {file}",
+        f"# {about}. Written by `launcher init`; `launcher explain {quoted}` says what each key means.",
+        f"# Plan:   launcher plan {quoted}            (what would happen; nothing does)",
+        f"# Run:    launcher run {quoted}",
         f"name: {written(name)}",
         *(_own_script(script) if script else [f"script: {DEFAULT_SCRIPT}", "distribution: torchrun"]),
         "compute:",
@@ -185,13 +232,24 @@ def _refuse_for_the_classifier(images: Images) -> None:
             "sort them into a subfolder for each class, or name a script of your own with --script",
         )
     if "validation" not in images.channels:
-        target = Path("data", f"{folder.resolve().name}-split")
+        target = _split_folder(folder)
+        prepare = shlex.join(["launcher", "prepare", str(folder), target])
+        again = shlex.join(["launcher", "init", "--images", target])
         raise mistake(
             "--images",
             f"{folder}: class folders without held-out images",
-            f"launcher prepare {folder} {target}, which holds out a quarter; then launcher init --images {target}",
+            f"{prepare}, which holds out a quarter; then {again}",
             valid="a folder with train/ and validation/",
         )
+
+
+def _split_folder(folder: Path) -> str:
+    """Where `launcher prepare` may write a folder's images: in `data`, or beside it, where that is the folder or lies in it."""
+    whole = folder.resolve()
+    inside, name = Path("data"), f"{whole.name}-split"
+    if whole not in (inside.resolve(), *inside.resolve().parents):
+        return str(inside / name)
+    return os.path.relpath(os.path.join(os.path.abspath(folder), os.pardir, name))
 
 
 def _root(images: Images | None) -> Path:
@@ -202,7 +260,7 @@ def _root(images: Images | None) -> Path:
 def _own_script(script: Script) -> list[str]:
     return [
         f"script: {written(script.file.name)}",
-        f"source: {written(str(script.file.parent))}        # this folder travels; .launcherignore leaves files out",
+        f"source: {written(str(script.file.parent))}        # this folder travels, but for its inputs; .launcherignore leaves files out",
         f"distribution: {'torchrun' if script.distributed else 'none'}        # none: one process; torchrun: one a GPU",
     ]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import re
+import shlex
 from collections import Counter
 from pathlib import Path
 
@@ -25,6 +26,9 @@ from launcher.show.text import counted
 __all__ = ["prepare", "verify"]
 
 BROKEN = "broken.txt"
+
+NAMES = {"train": "training", "validation": "validation", "unlabelled": "unlabelled"}
+"""What messages call a split's images."""
 
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -64,13 +68,17 @@ def prepare(
         A summary for people.
 
     Raises:
-        UserError: an unknown or empty source, a class whose name is no line of text, a missing package, or a target that was made
-            with other arguments or is being prepared by another process.
+        UserError: an unknown or empty source, a class or a split of which nothing can be read, a class whose name is no line of text, a
+            missing package, or a target that was made with other arguments or is being prepared by another process.
     """
     from tqdm import tqdm
 
     _check(source, target, size, validation_fraction, shard_size, jpeg_quality, jobs)
     samples = find_samples(source, size, validation_fraction, unlabelled)
+    if all(sample.split == "validation" for sample in samples):
+        raise mistake(
+            "SOURCE", f"{source}: no training images beside the validation images", "put images into its train/"
+        )
     target, encoding = Path(target), Encoding(size, jpeg_quality)
     made_of = str(Path(source).resolve()) if Path(source).is_dir() else source
     how = {"source": made_of, "size": size, "validation_fraction": validation_fraction}
@@ -89,8 +97,9 @@ def prepare(
         if all(sample.source in broken for sample in samples):
             found = f"{source}: 0 of {counted(len(broken), 'image')} can be read"
             raise mistake("SOURCE", found, f"name another folder; {target / BROKEN} says why, image by image")
+        _refuse_emptied(source, target, samples, broken)
         _finish(target, samples, broken)
-        return "\n".join([_summary(samples, target, written, broken), *left_out])
+        return "\n".join([_summary(samples, target, written, broken), *_nothing_held_out(samples), *left_out])
 
 
 def _check(
@@ -171,7 +180,7 @@ def _remember(target: Path, how: dict[str, str | bool | int | float | None]) -> 
             raise mistake(
                 "SOURCE",
                 f"it holds other images than at the first run for {target}, and another part of them would be held out",
-                f"name another folder, or remove it first: rm -r {target}",
+                f"name another folder, or remove it first: rm -r {_quoted(target)}",
             )
         different = [
             f"{name} {before.get(name)!r}, now {how.get(name)!r}"
@@ -182,9 +191,44 @@ def _remember(target: Path, how: dict[str, str | bool | int | float | None]) -> 
             raise mistake(
                 "TARGET",
                 f"{target} was made with " + "; ".join(different),
-                f"name another folder, or remove it first: rm -r {target}",
+                f"name another folder, or remove it first: rm -r {_quoted(target)}",
             )
     write_json(file, how)
+
+
+def _refuse_emptied(source: str, target: Path, samples: list[Sample], broken: dict[str, str]) -> None:
+    """Raise a UserError that lists the classes to learn and the splits of which no image can be read: nothing trains on what is left."""
+    every = Counter((sample.split, sample.label) for sample in samples)
+    read = Counter((sample.split, sample.label) for sample in samples if sample.source not in broken)
+    emptied: list[tuple[str, str, int]] = []
+    for split in dict.fromkeys(split for split, _ in every):
+        classes = {label: count for (of, label), count in every.items() if of == split}
+        lost = {label: count for label, count in classes.items() if not read[split, label]}
+        if lost == classes:
+            emptied.append(("", split, sum(lost.values())))
+        elif split == "train":
+            emptied += [(f"of class {label}, ", split, count) for label, count in lost.items()]
+    if emptied:
+        fix = f"replace the images that {target / BROKEN} lists, or remove the class; then rm -r {_quoted(target)} and prepare again"
+        issues = [
+            Issue(
+                key="SOURCE", found=f"{source}: {of}0 of {counted(count, f'{NAMES[split]} image')} can be read", fix=fix
+            )
+            for of, split, count in emptied
+        ]
+        raise UserError(issues, f"{target}, which is not finished")
+
+
+def _nothing_held_out(samples: list[Sample]) -> list[str]:
+    """A line about a source that gives images to train on and none to validate with."""
+    splits = {sample.split for sample in samples}
+    if "train" not in splits or "validation" in splits:
+        return []
+    return ["warning: no validation images: add images to hold out; a class of one image keeps it for training"]
+
+
+def _quoted(target: Path) -> str:
+    return shlex.quote(str(target))
 
 
 def _finish(target: Path, samples: list[Sample], broken: dict[str, str]) -> None:
@@ -200,10 +244,10 @@ def _summary(samples: list[Sample], target: Path, written: int, broken: dict[str
     splits = Counter(sample.split for sample in readable)
     found = f"{written} written, {len(readable) - written} already there"
     if splits["unlabelled"]:
-        return f"{target}: {splits['unlabelled']} images without labels; {found}"
+        return f"{target}: {counted(splits['unlabelled'], 'image')} without labels; {found}"
     masked = samples[0].label is None
     classes = len({sample.label for sample in readable})
-    what = "images with masks" if masked else f"images in {classes} classes"
+    what = "images with masks" if masked else f"images in {counted(classes, 'class', 'classes')}"
     return f"{target}: {splits['train']} training and {splits['validation']} validation {what}; {found}"
 
 

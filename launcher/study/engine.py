@@ -56,7 +56,7 @@ def run(question: Question, table: str | Path | None, max_cost: float | None, sa
     file = _own_file(question) if table is None else Path(table)
     source = plan(question.base, on=question.on).source
     conditions = {
-        "code": code_checksum(source_files(source)[0]),
+        "code": code_checksum(source_files(source, question.base)[0]),
         "settings": question.settings(),
         "machine": machine_of(question.base, question.on),
     }

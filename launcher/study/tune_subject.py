@@ -108,7 +108,7 @@ class JobSubject(Subject):
     def conditions(self) -> dict[str, str]:
         source = plan(self.base, on=self.on).source
         return {
-            "code": code_checksum(source_files(source)[0]),
+            "code": code_checksum(source_files(source, self.base)[0]),
             "settings": settings_of(self.job, ()),
             "machine": machine_of(self.job, self.on),
         }

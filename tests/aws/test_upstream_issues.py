@@ -132,7 +132,7 @@ def test_data_that_is_not_there_is_reported_before_anything_is_uploaded(good, tm
         (folder / f"{number}.bin").write_bytes(b"x" * 2**20)
     plan = planned(values)
     assert plan.errors == ()
-    assert f"upload      {folder}: 3 files, 3.0 MiB, to {S3}runs/inputs/train-" in str(plan)
+    assert f"upload      {folder}: 3 files, 3.1 MB, to {S3}runs/inputs/train-" in str(plan)
 
 
 def test_a_job_that_could_cost_more_than_allowed_is_refused_before_anything_is_sent(good, tmp_path):

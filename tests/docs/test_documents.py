@@ -13,7 +13,7 @@ import yaml
 
 import launcher
 from launcher.config.job import Job
-from tests.conftest import ROOT
+from tests.conftest import ROOT, write_batch
 from tests.docs import reference
 from tests.docs.documents import DOCUMENTS, FENCE, anchors, blocks, mentions, the_block
 from tests.test_repository import steps_of
@@ -123,7 +123,7 @@ def test_the_mistakes_in_the_documents_are_what_is_printed(tmp_path):
 def test_the_yaml_of_a_document_is_a_job_or_a_part_of_one(document, text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for part in ("train", "validation"):
-        Path("data/digits", part, "0").mkdir(parents=True)
+        write_batch(Path("data/digits", part))
     values = yaml.safe_load(text)
     if text.startswith(
         ("# broken.yaml", "# launcher-defaults.yaml", "# .github/workflows/", "# .pre-commit-config.yaml")

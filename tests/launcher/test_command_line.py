@@ -50,6 +50,7 @@ def test_the_version_is_that_of_the_installed_package(capsys):
         (["plan", "job.yaml", "--hots", "2"], "did you mean --hosts?"),
         (["run", "--detatch", "job.yaml"], "did you mean --detach?"),
         (["plan", "job.yaml", "--zzz"], "launcher plan --help lists what it takes"),
+        (["run", "job.yaml", "--json"], "launcher run --help lists what it takes"),
         (["plan"], "the following arguments are required: CONFIG\n"),
     ],
 )
@@ -185,6 +186,14 @@ def test_a_terminal_shows_severity_in_colour_unless_the_user_wants_none(environm
     os.close(ours)
     assert process.wait() == 2 and "no such folder" in text
     assert ("\x1b[31merrors\x1b[0m" in text) == wanted and ("\x1b[" in text) == wanted
+
+
+@pytest.mark.parametrize(
+    "words", [["run", "job.yaml", "--json"], ["plan", "job.yaml", "--max-cost", "5"], ["watch", "python", "x.py"]]
+)
+def test_a_mistake_in_a_commands_words_shows_that_commands_usage(words, capsys):
+    code, text = said(words, capsys)
+    assert code == 2 and text.startswith(f"usage: launcher {words[0]} ")
 
 
 def test_a_pipe_gets_no_colour(tmp_path):

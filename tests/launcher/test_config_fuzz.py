@@ -16,7 +16,7 @@ from launcher.backends.plans import plan_config
 from launcher.commands import main
 from launcher.config.issues import Issue
 from launcher.config.job import Job
-from tests.conftest import ROOT
+from tests.conftest import ROOT, write_batch
 from tests.launcher.config_mutations import mutated
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
@@ -34,11 +34,12 @@ def place(tmp_path, monkeypatch) -> Path:
     """An empty store and home, and the data that the configs name; the source files are listed once."""
     for name in ("digits", "photos", "shapes", "cutouts"):
         for part in ("train", "validation"):
-            (tmp_path / "data" / name / part / "0").mkdir(parents=True)
+            write_batch(tmp_path / "data" / name / part)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path / "runs"))
-    monkeypatch.setattr(base, "source_files", functools.cache(base.source_files))
+    listed = functools.cache(base.source_files)
+    monkeypatch.setattr(base, "source_files", lambda source, job: listed(source))
     return tmp_path
 
 

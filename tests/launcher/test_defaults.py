@@ -305,13 +305,18 @@ def test_what_is_set_is_unset_and_a_wrong_key_can_be_removed(here, capsys):
         "tags": {"stage": "dev"},
         "profiles": {"production": {"region": "us-east-1", "network": {"security_groups": ["sg-0a1b2c3d"]}}},
     }
-    write(file, "regoin: x  # mine\n# theirs\nregion: us-west-2\n")
-    code, _, told = typed(capsys, "defaults", "tags.team=a")
-    assert code == 2 and "did you mean region?" in told and "team: a" in file.read_text(), (
-        "set, and what was wrong is reported"
-    )
-    assert typed(capsys, "defaults", "regoin=")[0] == 0
+    write(file, wrong := "regoin: x  # mine\n# theirs\nregion: us-west-2\nnetwork: 3\n")
+    for words in (["tags.team=a"], ["regoin="]):
+        code, out, told = typed(capsys, "defaults", *words)
+        assert code == 2 and "network (line 4): 3 (a whole number)" in told and "which is left as it is" in told
+        assert ("did you mean region?" in told) == (words != ["regoin="]) and "wrote" not in out + told
+        assert file.read_text() == wrong
+    assert typed(capsys, "defaults", "regoin=", "network=", "tags.team=a")[0] == 0
     assert file.read_text() == "# theirs\nregion: us-west-2\ntags: {team: a}\n"
+    write(file, "- a\n")
+    code, _, told = typed(capsys, "defaults", "tags.team=a")
+    assert code == 2 and "valid: a mapping with role, region, output" in told and file.read_text() == "- a\n"
+    assert "fix:   write `key: value` lines, for example region: us-west-2" in told
 
 
 @pytest.mark.parametrize("text", ["network: &ours {isolation: false}\nprofiles:\n  far: {network: *ours}\n"])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import shlex
 import subprocess
 import sys
 import zipfile
+from collections import Counter
 from pathlib import Path
 
 import jsonschema
@@ -14,9 +17,12 @@ import pytest
 import yaml
 from PIL import Image
 
-from launcher.config import builtin_configs, yaml_file
+import launcher
+from launcher.commands import main, schema
+from launcher.config import builtin_configs, settings_class, yaml_file
 from launcher.config.schema import config_schema
 from launcher.planner import starter
+from launcher.prepare import prepare
 from tests.conftest import ROOT
 
 SCRIPT = """
@@ -136,10 +142,65 @@ def test_explain_reads_a_script_of_ones_own_without_running_it(typed):
     assert "neither a settings class nor an argparse parser" in typed("explain", "mine.py").stderr
 
 
+def test_a_key_is_explained_without_a_config(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def explained(*words: str) -> tuple[int, str]:
+        code = main.main(["explain", *words])
+        return code, "".join(capsys.readouterr())
+
+    code, text = explained("compute.spot", "name")
+    assert code == 0 and text.startswith("compute.spot: keys of the config\n  name\n") and "lower price" in text
+    assert "  compute.spot\n      true or false; default false\n" in text
+    assert json.loads(explained("compute", "--json")[1])["keys"][0]["name"] == "compute"
+    code, text = explained("compute.spott")
+    assert code == 2 and "did you mean compute.spot?" in text
+    assert "fix:   launcher explain quickstart lists them" in explained("compute.spot", "zzz")[1]
+    for word in ("temperature", "hyperparameters.temperature"):
+        code, text = explained(word)
+        assert code == 2 and "launcher explain train_kd.py temperature" in text
+    assert "no such file, and no built-in config" in explained("nowhere")[1]
+    Path("compute").write_text("name: x\nscript: train_kd.py\n")
+    assert explained("compute", "name")[1].startswith('compute: keys of the config\n  name: "x"\n'), "a file goes first"
+
+
+def test_what_no_job_can_give_is_said_by_explain_and_left_out_by_init(tmp_path):
+    several = (
+        'parser.add_argument("--sizes", type=int, nargs="+", default=[1, 2], help="edges, %(default)s")\n'
+        'parser.add_argument("--range", type=float, nargs=2)\n'
+        'parser.add_argument("--layers", type=int, action="append", required=True)\n'
+    )
+    (tmp_path / "train.py").write_text(SCRIPT.replace("print", several + "print"))
+    script = starter.look_at_script(tmp_path / "train.py")
+    found = {one.name: one for one in script.settings}
+    assert found["sizes"].takes == "a whole number, no list: SageMaker passes a list as one text"
+    assert (found["sizes"].default_text, found["sizes"].sentence) == ("[1, 2]", "edges, [1, 2]")
+    assert found["range"].takes.startswith("a number, 2 of them, which no job can give: SageMaker passes")
+    text = starter.config_text(tmp_path / "job.yaml", script, None, "{uri: x}")
+    assert "#   epochs: 3 " in text and "sizes" not in text and "range" not in text
+    assert "#   layers:     # a whole number, no list: SageMaker passes a list as one text; required" in text
+
+
+def test_each_class_is_read_once_for_the_schema_and_the_schema_is_made_once(monkeypatch):
+    """Its docstrings were read field by field: 1,401 times, which took 7 s."""
+    read = Counter[str]()
+    getsource = inspect.getsource
+
+    def counted(of: type) -> str:
+        read[of.__qualname__] += 1
+        return getsource(of)
+
+    monkeypatch.setattr(settings_class.inspect, "getsource", counted)
+    text = json.dumps(config_schema(), indent=1) + "\n"
+    assert read["DistillationSettings"] == 1 == max(read.values())
+    schema.text.cache_clear()
+    assert text == schema.text() is schema.text(), "init compares it, then writes it"
+
+
 def test_the_schema_takes_every_config_of_the_kit_and_no_wrong_key():
-    schema = config_schema()
-    jsonschema.Draft202012Validator.check_schema(schema)
-    judge = jsonschema.Draft202012Validator(schema)
+    made = config_schema()
+    jsonschema.Draft202012Validator.check_schema(made)
+    judge = jsonschema.Draft202012Validator(made)
     for name in builtin_configs.names():
         values = yaml_file.read(name).values
         assert [error.message for error in judge.iter_errors(values)] == [], name
@@ -159,7 +220,7 @@ def test_the_schema_takes_every_config_of_the_kit_and_no_wrong_key():
     own = {"name": "own", "script": "train_kd.py", "source": "mine", "hyperparameters": {"anything": 1}}
     assert not list(judge.iter_errors(own)), "a script of one's own has its own settings"
     assert not list(judge.iter_errors({**good, "secrets": {"A": "env", "B": {"secretsmanager": "team/b"}}}))
-    assert "softmax" in schema["$defs"]["settings of train_kd.py"]["properties"]["temperature"]["description"]
+    assert "softmax" in made["$defs"]["settings of train_kd.py"]["properties"]["temperature"]["description"]
 
 
 def test_init_writes_a_config_for_a_folder_of_images_that_runs_as_it_is(typed):
@@ -170,8 +231,8 @@ def test_init_writes_a_config_for_a_folder_of_images_that_runs_as_it_is(typed):
     assert "SageMaker still needs role, region, output, image and compute.instance_type" in done.stdout
     text = (typed.here / "job.yaml").read_text()
     assert text.startswith("# yaml-language-server: $schema=launcher.schema.json\n") and "6 images in 2 classes" in text
-    schema = json.loads((typed.here / "launcher.schema.json").read_text())
-    assert not list(jsonschema.Draft202012Validator(schema).iter_errors(yaml.safe_load(text.replace("1e-3", "0.001"))))
+    written = json.loads((typed.here / "launcher.schema.json").read_text())
+    assert not list(jsonschema.Draft202012Validator(written).iter_errors(yaml.safe_load(text.replace("1e-3", "0.001"))))
     again = typed("init")
     assert again.returncode == 2 and "--force" in again.stderr and (typed.here / "job.yaml").read_text() == text
     assert typed("init", "--force").returncode == 0
@@ -216,6 +277,12 @@ def test_init_reads_a_script_of_ones_own_and_gives_it_the_images(typed):
         (["--images", "empty"], "empty: no images"),
         (["--images", "unsplit"], "launcher prepare unsplit data/unsplit-split"),
         (["--images", "unsplit/cat"], "cannot tell the classes"),
+        (["--images", "un split"], "launcher prepare 'un split' 'data/un split-split', which"),
+        (["--images", "un split"], "then launcher init --images 'data/un split-split'"),
+        (["--images", "data"], "launcher prepare data data-split, which"),
+        (["--script", "träin ing.py"], "träin ing.py\n    valid: a file name of letters, digits and . _ + -\n"),
+        (["--script", "träin ing.py"], "fix:   rename it: mv 'träin ing.py' train_ing_2.py\n"),
+        (["no such/job.yaml", "--images", "unsplit"], "mkdir -p 'no such'"),
         (["job.json", "--images", "unsplit"], "write job.json.yaml"),
         (["no/job.yaml", "--images", "unsplit"], "mkdir -p no"),
         ([], "neither one training script nor one folder of images"),
@@ -225,9 +292,58 @@ def test_init_refuses_what_it_cannot_start_from_and_writes_nothing(typed, words,
     (typed.here / "empty").mkdir()
     if words:
         images(typed.here / "unsplit", split=False)
+        images(typed.here / "un split", split=False)
+        images(typed.here / "data", split=False)
+        for name in ("träin ing.py", "train_ing.py"):
+            (typed.here / name).write_text(SCRIPT)
     done = typed("init", *words)
     assert done.returncode == 2 and said in done.stderr, done.stdout + done.stderr
     assert not list(typed.here.rglob("*.yaml")) and not list(typed.here.rglob("*.schema.json"))
+
+
+@pytest.mark.parametrize("given", ["data", ".", "link", "my pics"])
+def test_init_suggests_a_target_that_prepare_takes(tmp_path, monkeypatch, given):
+    here = tmp_path / "here"
+    images(here / ("" if given == "." else "my pics" if given == "my pics" else "data"), split=False)
+    (here / "link").symlink_to("data")
+    monkeypatch.chdir(here)
+    with pytest.raises(launcher.UserError) as refused:
+        starter.config_text(Path("job.yaml"), None, starter.look_at_images(Path(given)), "{uri: x}")
+    words = shlex.split(refused.value.issues[0].fix.partition(", which")[0])
+    assert words[:3] == ["launcher", "prepare", given]
+    assert "4 training and 2 validation images in 2 classes" in prepare(*words[2:])
+    assert sorted(starter.look_at_images(Path(words[3])).channels) == ["train", "validation"]
+
+
+def test_init_names_the_scripts_and_folders_among_which_to_choose(typed):
+    for name in ("train.py", "eval it.py"):
+        (typed.here / name).write_text(SCRIPT)
+    done = typed("init")
+    assert "is here; 2 training scripts are: eval it.py, train.py\n" in done.stderr
+    assert "fix:   choose one: launcher init --script 'eval it.py'\n" in done.stderr
+    for name in ("a", "b"):
+        images(typed.here / name, split=False)
+    assert "train.py; 2 folders of images are: a, b\n" in typed("init").stderr
+
+
+def test_the_commands_that_init_suggests_can_be_pasted(typed):
+    (typed.here / "train.py").write_text(SCRIPT)
+    done = typed("init", "a b.yaml")
+    assert done.stdout.endswith("next: launcher run 'a b.yaml'\n"), done.stdout + done.stderr
+    text = (typed.here / "a b.yaml").read_text()
+    assert "# Plan:   launcher plan 'a b.yaml' " in text and "# Run:    launcher run 'a b.yaml'\n" in text
+    assert "`launcher explain 'a b.yaml'`" in text
+
+
+def test_init_tells_every_mistake_that_keeps_the_job_from_sagemaker(typed):
+    (typed.here / "train.py").write_text(SCRIPT)
+    with (typed.here / "weights.bin").open("wb") as file:
+        file.truncate(101 * 2**20)
+    done = typed("init")
+    assert done.returncode == 0 and "it plans without mistakes on this machine\n" in done.stdout, done.stderr
+    told = done.stdout.partition("before it runs on SageMaker:\n")[2]
+    assert told.startswith("  source: 10") and "MiB, most of it weights.bin (101.0 MiB)" in told, done.stdout
+    assert "role: missing" not in told, "which `still needs` says"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -120,6 +121,10 @@ def test_a_script_that_is_not_python_is_refused_with_its_line(user_source):
         ({"teacher": "\ud800"}, "half of a surrogate pair"),
         ({"sagemaker_program": "x"}, "begins with sagemaker_"),
         ({f"x{number}": 1 for number in range(101)}, "at most 100"),
+        ({"temperature": math.nan}, "NaN, not a number\n  valid: a finite number\n  fix:   write a finite number"),
+        ({"temperature": -math.inf}, "an infinite number (-inf)\n  valid: a finite number"),
+        ({"student_options": {"scales": [1.0, math.inf]}}, "an infinite number (inf)\n  valid: a finite number"),
+        ({"student_options": {"place": Path("x")}}, "quote it"),
     ],
 )
 def test_a_wrong_hyperparameter_says_what_is_valid(values, expected):

@@ -227,7 +227,7 @@ def test_what_no_config_says_is_said(text, key, why):
 def test_one_of_several_estimators_is_chosen_by_its_line(here, capsys):
     Path("two.py").write_text(HEAD + "a = PyTorch('code/train.py')\nb = PyTorch('code/train.py', instance_count=2)\n")
     code, _, told = typed(capsys, "two.py")
-    assert code == 2 and "valid: PyTorch at line 4; PyTorch at line 5" in told and '--line "4"' in told
+    assert code == 2 and "valid: PyTorch at line 4; PyTorch at line 5" in told and "choose one: --line 4\n" in told
     assert not Path("job.yaml").exists()
     assert typed(capsys, "two.py", "--line", "7")[0] == 2
     assert "wrote job.yaml from PyTorch, line 5" in typed(capsys, "two.py", "--line", "5")[1]

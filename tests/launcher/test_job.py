@@ -94,7 +94,16 @@ def test_a_mistake_names_the_key_what_is_valid_and_the_fix(tmp_path, line, expec
         ("name=under_score", "letters, digits and hyphens"),
         (f"name={'x' * 43}", "42 characters at most"),
         ("script=train.sh", "a .py file"),
-        ("script='a b.py'", "a .py file"),
+        (
+            "script='mein träin ing.py'",
+            "has other characters than letters, digits and . _ + - /\n    fix:   rename the file",
+        ),
+        ("script='sub/träin ing.py'", "and write script: sub/train_ing.py"),
+        ("script='日本.py'", "and write script: train.py"),
+        (
+            "script=/home/me/train.py",
+            "begins at /, not in the source folder\n    fix:   write its folder as source, and script: train.py",
+        ),
         ("compute.max_hours=0", "above 0"),
         ("compute.spot='yes'", "write spot: true or spot: false"),
         ("network=[a]", "write under network: subnets or security_groups or isolation or encrypt_traffic"),
@@ -106,6 +115,13 @@ def test_a_wrong_override_is_answered_like_a_wrong_line(tmp_path, override, expe
     with pytest.raises(launcher.UserError) as error:
         load(tmp_path, GOOD, override)
     assert expected in str(error.value)
+
+
+def test_a_bound_is_suggested_as_people_write_it(tmp_path):
+    for key, value, fix in (("max_hours", 1000, "672"), ("instance_count", 0, "1")):
+        with pytest.raises(launcher.UserError) as error:
+            load(tmp_path, GOOD, f"compute.{key}={value}")
+        assert [issue.fix for issue in error.value.issues] == [f"write {key}: {fix}"]
 
 
 def test_what_a_wrong_section_leaves_can_still_be_checked(tmp_path):

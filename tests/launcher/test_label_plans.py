@@ -7,6 +7,7 @@ import pytest
 import launcher
 from launcher.commands.main import main
 from launcher.runner.labelling import labelling
+from tests.conftest import write_batch
 
 VALUES = {
     "name": "student",
@@ -29,8 +30,9 @@ def test_a_bank_in_a_folder_stays_where_it_is():
 
 
 def test_one_config_serves_labelling_with_the_teacher_and_training_on_the_complete_bank_without(tmp_path):
-    for name in ("train/a", "bank", "teacher"):
-        (tmp_path / name).mkdir(parents=True)
+    write_batch(tmp_path / "train")
+    for name in ("bank", "teacher"):
+        (tmp_path / name).mkdir()
         (tmp_path / name / "file").touch()
     inputs = {name: {"folder": str(tmp_path / name)} for name in ("train", "teacher")}
     inputs |= {"validation": inputs["train"], "cache": {"folder": str(tmp_path / "bank")}}
@@ -74,6 +76,7 @@ def test_a_job_without_a_teacher_of_this_kit_is_refused(changes):
 
 
 def test_a_plan_shows_what_labelling_would_do_and_its_mistakes(tmp_path, capsys):
+    write_batch(tmp_path)
     (tmp_path / "a").mkdir()
     (tmp_path / "a/model.pt").touch()
     here = [f"inputs.{name}={{folder: {tmp_path}}}" for name in ("train", "validation", "teacher")]

@@ -81,6 +81,26 @@ def test_of_several_configs_each_is_told_and_the_worst_decides(repository, capsy
     ] is None
 
 
+@pytest.mark.parametrize("name, mistake", [("bad", "compute.max_hour (line 3)"), ("nowhere", "configs/nowhere.yaml")])
+def test_a_config_that_is_no_job_has_the_json_of_a_plan_with_its_mistakes(repository, capsys, name, mistake):
+    repository("bad", BAD)
+    assert main.main(["plan", "configs/good.yaml", "--on", "aws", "--json"]) == 0
+    whole = json.loads(capsys.readouterr().out)
+    assert main.main(["plan", f"configs/{name}.yaml", "--on", "aws", "--json"]) == 2
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert err == "" and {*found} <= {*whole} and found["backend"] == "aws" and found["job"] is None
+    assert mistake in {one["key"] for one in found["issues"]} and {*found["issues"][0]} == {*whole["issues"][0]}
+
+
+def test_what_several_configs_cannot_show_is_refused(repository, capsys):
+    words = ["plan", "configs/good.yaml", "configs/left.yaml", "--on", "aws"]
+    assert main.main([*words, "--files", "--env", "--differences"]) == 2
+    told = capsys.readouterr().err
+    assert all(f"fix:   name one config, or leave --{part} out" in told for part in ("files", "env", "differences"))
+    assert main.main([*words[:2], *words[3:], "--files"]) == 0
+
+
 def test_one_config_with_a_warning_fails_where_that_is_asked_for(repository, capsys):
     repository("warned", WARNED)
     words = ["plan", "configs/warned.yaml", "--on", "aws"]

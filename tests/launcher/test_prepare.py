@@ -291,7 +291,7 @@ def test_what_is_hidden_is_no_image_and_links_are_followed(tmp_path):
     )
     write_images(tmp_path / "elsewhere", "d.png", "e.gif", "f.ppm")
     (source / "cat/more").symlink_to(tmp_path / "elsewhere")
-    assert "4 training and 1 validation images in 1 classes" in prepare(str(source), tmp_path / "out")
+    assert "4 training and 1 validation images in 1 class;" in prepare(str(source), tmp_path / "out")
     assert "5 images without labels" in prepare(str(source), tmp_path / "plain", unlabelled=True)
 
 

@@ -120,6 +120,44 @@ def test_a_source_of_which_nothing_can_be_read_is_refused(tmp_path):
     assert len((tmp_path / "out/broken.txt").read_text().splitlines()) == 2
 
 
+@pytest.mark.parametrize("how", [{}, {"shard_size": "100KB"}])
+def test_a_class_of_which_nothing_can_be_read_is_refused_before_the_target_is_finished(tmp_path, how):
+    write_images(tmp_path / "in", "b/1.png", "c/1.png", "c/2.png")
+    for name in ("x.jpg", "y.jpg"):
+        (tmp_path / "in/a").mkdir(exist_ok=True)
+        (tmp_path / "in/a" / name).write_text("garbage")
+    target = tmp_path / "a folder"
+    with pytest.raises(launcher.UserError) as error:
+        prepare(str(tmp_path / "in"), target, validation_fraction=0.5, **how)
+    [issue] = error.value.issues
+    assert issue.found == f"{tmp_path / 'in'}: of class a, 0 of 1 training image can be read"
+    assert f"{target}/broken.txt lists" in issue.fix and f"rm -r '{target}'" in issue.fix
+    with pytest.raises(launcher.UserError, match="was not finished"):
+        verify(target)
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_split_of_which_nothing_can_be_read_is_refused(tmp_path, split):
+    write_images(tmp_path / "in", *(f"{part}/{label}/1.png" for part in ("train", "val") for label in "ab"))
+    for label in "ab":
+        (tmp_path / "in" / split / label / "1.png").write_text("garbage")
+    kind = {"train": "training", "val": "validation"}[split]
+    with pytest.raises(launcher.UserError, match=f"in: 0 of 2 {kind} images can be read"):
+        prepare(str(tmp_path / "in"), tmp_path / "out")
+
+
+def test_a_source_that_holds_nothing_out_gets_a_warning_and_one_without_training_images_is_refused(tmp_path):
+    write_images(tmp_path / "in", "a/1.png", "b/1.png")
+    words = prepare(str(tmp_path / "in"), tmp_path / "out")
+    assert (
+        "2 training and 0 validation images in 2 classes" in words and "\nwarning: no validation images: add" in words
+    )
+    write_images(tmp_path / "held", "val/a/1.png")
+    (tmp_path / "held/train").mkdir()
+    with pytest.raises(launcher.UserError, match="no training images beside the validation images"):
+        prepare(str(tmp_path / "held"), tmp_path / "other")
+
+
 def test_an_empty_folder_and_a_file_as_target_are_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(launcher.UserError, match="holds no images"):

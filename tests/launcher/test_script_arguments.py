@@ -192,6 +192,39 @@ def test_false_for_the_type_bool_is_a_warning(tmp_path):
     assert check(tmp_path, PLAIN, {**GOOD, "shuffle": True}) == []
 
 
+SEVERAL = """
+p = argparse.ArgumentParser()
+p.add_argument("--sizes", type=int, nargs="+", default=[1, 2])
+p.add_argument("--range", type=float, nargs=2)
+p.add_argument("--seed", type=int, action="append")
+p.add_argument("--names", nargs="*")
+p.parse_args()
+"""
+
+
+@pytest.mark.parametrize(
+    ("values", "level"),
+    [
+        ({"sizes": [1, 2]}, "error"),
+        ({"range": 0.5}, "error"),
+        ({"seed": [1]}, "error"),
+        ({"names": ["a", "b"]}, "warning"),
+    ],
+)
+def test_a_list_for_an_argument_of_several_values_is_answered_with_what_can_be_done(tmp_path, values, level):
+    [issue] = check(tmp_path, SEVERAL, values)
+    [name] = values
+    assert issue.level == level and "SageMaker passes a list as one text" in issue.found
+    assert issue.fix.startswith(f"leave {name} out here and write it as the default in script.py, or ")
+    assert runs(tmp_path, values) == (level == "warning")
+
+
+def test_one_value_for_an_argument_of_several_is_judged_as_any(tmp_path):
+    assert check(tmp_path, SEVERAL, {"sizes": 3, "seed": 4, "names": "a"}) == []
+    [issue] = check(tmp_path, SEVERAL, {"sizes": "x"})
+    assert issue.fix == "correct sizes" and "one text" not in issue.found
+
+
 def test_the_parser_is_read_and_the_script_does_not_run(tmp_path):
     check(tmp_path, f"open({str(tmp_path / 'ran')!r}, 'w')\n" + PLAIN, GOOD)
     assert not (tmp_path / "ran").exists()

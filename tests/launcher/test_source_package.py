@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import launcher
+from launcher.backends import BACKENDS
 from launcher.config.entrypoints import entrypoints_folder
 from launcher.planner import source_package
 from tests.conftest import ROOT, WEIRD_NAMES
@@ -250,6 +251,92 @@ def test_the_run_store_and_the_schema_for_editors_do_not_travel(source, monkeypa
     assert "train.py" in {file.path for file in source_package.source_files(stored)[0]}, (
         "a run's own code, which a replay packages"
     )
+
+
+@pytest.mark.parametrize("in_git", [False, True])
+def test_runs_of_another_store_do_not_travel_and_code_beside_them_does(source, monkeypatch, in_git):
+    monkeypatch.setenv("LAUNCHER_RUNS", str(source.parent / "elsewhere"))
+    run = "mine-20260101-000000-abcd"
+    of_run = {f"{run}/plan.json": "{}", f"{run}/code/train.py": "", f"{run}/logs/algo-1.log": ""}
+    write(source, {f"old/{path}": text for path, text in {**of_run, "studies/mine.csv": ""}.items()})
+    write(source, {f"lab/{path}": text for path, text in {**of_run, "model.py": "", f"{run[:-1]}z/a.py": ""}.items()})
+    write(source, of_run)
+    if in_git:
+        commit(source)
+    others = [file.path for file in source_package.source_files(source)[0]]
+    assert others == [
+        "lab/mine-20260101-000000-abcz/a.py",
+        "lab/model.py",
+        "run.sh",
+        "sub/ünï.py",
+        "train.py",
+        "training/own.py",
+    ]
+    assert [file.path for file in source_package.source_files(source / run / "code")[0] if "/" not in file.path] == [
+        "train.py"
+    ]
+
+
+def job_with_inputs(source: Path, **inputs: dict[str, str]) -> launcher.Job:
+    return launcher.from_values({"name": "job", "source": str(source), "script": "train.py", "inputs": inputs})
+
+
+@pytest.mark.parametrize("in_git", [False, True])
+def test_the_jobs_own_inputs_do_not_travel_as_code_and_are_named_once(source, monkeypatch, in_git):
+    monkeypatch.setattr(source_package, "MAX_FILES", 20)
+    write(source, {f"images/{label}/{number}.jpg": "x" for label in "ab" for number in range(30)})
+    write(source, {"images/reader.py": "", "teacher.pt": "x", "images-2/c.jpg": "x", "images/.env": "A=1"})
+    if in_git:
+        commit(source)
+    images = {"folder": str(source / "images")}
+    job = job_with_inputs(source, train=images, validation=images, teacher={"file": str(source / "teacher.pt")})
+    files, [issue] = source_package.source_files(source, job)
+    own = ["run.sh", "sub/ünï.py", "train.py", "training/own.py"]
+    assert [file.path for file in files] == ["images-2/c.jpg", "images/reader.py", *own], "Python files are code"
+    assert issue.level == "warning"
+    assert issue.found == (
+        "left out: images (the data of inputs.train and validation); teacher.pt (the data of inputs.teacher)"
+    )
+    assert "SM_CHANNEL_TRAIN, SM_CHANNEL_VALIDATION and SM_CHANNEL_TEACHER" in issue.fix
+    write(source, {source_package.IGNORE_FILE: "images\nteacher.pt\n"})
+    assert source_package.source_files(source, job)[1] == [], "what the user excludes needs no word"
+
+
+def test_a_script_that_names_the_channels_variable_needs_no_word_of_its_data(source):
+    write(source, {"images/a/1.jpg": "x", "train.py": "import os; images = os.environ['SM_CHANNEL_TRAIN']"})
+    images = {"folder": str(source / "images")}
+    files, issues = source_package.source_files(source, job_with_inputs(source, train=images))
+    assert issues == [] and not any(file.path.startswith("images") for file in files)
+    _, [issue] = source_package.source_files(source, job_with_inputs(source, train=images, validation=images))
+    assert "SM_CHANNEL_VALIDATION" in issue.fix, "it may read the other one where it lies"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_backend_packages_the_jobs_own_inputs(source, backend):
+    write(source, {"images/a/1.jpg": "x"})
+    with (source / "images/a/large.jpg").open("wb") as file:
+        file.truncate(101 * 2**20)
+    plan = launcher.plan(job_with_inputs(source, train={"folder": str(source / "images")}), on=backend)
+    assert not any(file.path.startswith("images") for file in plan.files)
+    told = [issue.found for issue in plan.issues if issue.key == "source"]
+    assert told == ["left out: images (the data of inputs.train)"], "and no archive above 100 MiB"
+
+
+def test_an_input_that_is_the_source_folder_or_holds_the_script_travels(source):
+    write(source, {"sub/train.py": "", "sub/settings.json": ""})
+    for folder, script in ((source, "train.py"), (source / "sub", "sub/train.py"), (source.parent, "train.py")):
+        job = job_with_inputs(source, train={"folder": str(folder)}).model_copy(update={"script": script})
+        files, issues = source_package.source_files(source, job)
+        assert "sub/settings.json" in {file.path for file in files} and issues == []
+
+
+def test_an_input_behind_a_link_is_named_as_the_jobs_data(source, tmp_path):
+    write(tmp_path / "disk", {"a/1.jpg": "x"})
+    (source / "images").symlink_to(tmp_path / "disk")
+    job = job_with_inputs(source, train={"folder": str(source / "images")})
+    files, [issue] = source_package.source_files(source, job)
+    assert issue.found == "left out: images (the data of inputs.train)"
+    assert not any(file.path.startswith("images") for file in files)
 
 
 @pytest.mark.parametrize("tracked", [False, True])

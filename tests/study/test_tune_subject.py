@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 import launcher
+from launcher.planner.source_package import code_checksum
 from launcher.runner.run import Run
 from launcher.study import tune_subject
-from launcher.study.tune_subject import CommandSubject
+from launcher.study.tune_subject import CommandSubject, JobSubject
 from tests.conftest import wait_until
 
 
@@ -47,6 +48,20 @@ def test_the_code_of_a_command_is_its_script_and_the_modules_that_it_may_import(
     (tmp_path / "own/models/vit.py").write_text("depth = 24")
     assert code_of(*script) != before
     assert code_of("a-program", "--depth", "12") == code_of("another")
+
+
+def test_the_code_of_a_job_is_without_its_inputs(script_job, tmp_path):
+    images = tmp_path / "source/images"
+    job = script_job("x = 1", inputs={"train": {"folder": str(images)}})
+    images.mkdir()
+    (images / "1.jpg").write_text("x")
+    subject = JobSubject(job, "process", 60)
+    before = subject.conditions()
+    (images / "2.jpg").write_text("x")
+    assert subject.conditions() == before
+    assert before["code"] == code_checksum(
+        [file for file in launcher.plan(job).files if file.path != "sitecustomize.py"]
+    )
 
 
 def test_settings_that_cannot_be_read_are_shown_without_a_secret(monkeypatch):
