@@ -136,7 +136,7 @@ def test_defaults_go_before_the_placeholders_of_the_kits_configs_but_not_before_
     assert launcher.load(config(output="s3://my-bucket-of-ours/x")).output == "s3://my-bucket-of-ours/x"
     defaults.user_file().unlink()
     job = launcher.load(kit)
-    assert "123456789012" in job.role and job.region == "us-west-2" and not job.defaults
+    assert "123456789012" in job.role and job.region == "us-east-1" and not job.defaults
 
 
 def test_the_emulator_knows_no_defaults(here, tmp_path, monkeypatch):
