@@ -33,7 +33,7 @@ WEIRD_NAMES = ["plain", "a blank", "it's", 'quo"te', "a'; echo foo", "ünï-码"
 
 def write_batch(folder: Path, images: int = 64) -> None:
     """Files with the names of images of one class, as many as a batch of the built-in configs has."""
-    (folder / "0").mkdir(parents=True)
+    (folder / "0").mkdir(parents=True, exist_ok=True)
     for number in range(images):
         (folder / f"0/{number}.png").touch()
 

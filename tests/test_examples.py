@@ -52,7 +52,8 @@ def place(tmp_path_factory) -> Path:
     (folder / "data" / "dinov2-small" / "model.safetensors").touch()  # a package's, of 90 MB
     (folder / "data" / "stamps-unlabelled").mkdir()
     (folder / "data" / "stamps-unlabelled" / "unlabelled").symlink_to("../stamps/train")
-    thin_out(folder / "data", keep=12)
+    for source, keep in (("digits", 12), ("photos", 16), ("shapes", 16)):  # a batch and few more
+        thin_out(folder / "data" / source, keep)
     filled(folder / "bank", precision="int8")
     fill_pixels(folder / "pixel_bank")
     command = [sys.executable, "-m", "launcher", "run", "configs/quickstart_teacher.yaml", "--smoke"]

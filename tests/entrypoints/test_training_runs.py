@@ -241,8 +241,8 @@ def test_labels_alone_need_no_teacher(alone):
 
 
 def test_a_failing_script_says_what_is_wrong_first(digits):
-    expected = "ValueError: 1347 training images make no batch of global_batch_size 5000: lower it to 1347 or less"
-    job = classifier(digits, hyperparameters={"global_batch_size": 5000}, distribution="torchrun")
+    expected = "ValueError: 10 training images make no batch of global_batch_size 32: lower it to 10 or less"
+    job = classifier(digits, hyperparameters={"images_per_class": 1}, distribution="torchrun")
     run = launcher.run(launcher.plan(job))
     assert run.wait(90) == "Failed"
     assert run.outcome()["failure"].startswith(f"rank 0: {expected}")

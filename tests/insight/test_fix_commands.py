@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import io
 import itertools
 import re
 import shlex
@@ -59,9 +60,12 @@ def images(tmp_path) -> Path:
 
 
 def drawn(folder: Path) -> Path:
+    encoded = io.BytesIO()
+    Image.new("RGB", (24, 24)).save(encoded, "PNG")
     for part, label in itertools.product(("train", "validation"), ("a", "b")):
         (folder / part / label).mkdir(parents=True)
-        Image.new("RGB", (24, 24)).save(folder / part / label / "0.png")
+        for number in range(128):
+            (folder / part / label / f"{number}.png").write_bytes(encoded.getvalue())
     return folder
 
 

@@ -12,7 +12,7 @@ import launcher
 from launcher.backends import local_hosts
 from launcher.backends.process import Process
 from launcher.planner import groups
-from tests.conftest import assert_nothing_left
+from tests.conftest import assert_nothing_left, write_batch
 
 CPUS = {"name": "cpus", "instance_type": "ml.c5.xlarge", "instance_count": 2}
 GPUS = {"name": "gpus", "instance_type": "ml.g5.xlarge", "instance_count": 2}
@@ -196,7 +196,7 @@ REMOTE = {
 
 
 def test_a_plan_says_who_preprocesses_and_that_ray_is_missing(tmp_path, monkeypatch):
-    (tmp_path / "a").mkdir()
+    write_batch(tmp_path)
     inputs = {name: {"folder": str(tmp_path)} for name in ("train", "validation")}
     job = launcher.from_values({**REMOTE, "inputs": inputs})
     plan = launcher.plan(job)

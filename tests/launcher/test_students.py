@@ -13,6 +13,7 @@ import launcher
 from launcher.aws import request
 from launcher.commands.main import main
 from launcher.runner.labelling import labelling
+from tests.conftest import write_batch
 
 SCRIPT = """
     import json, os, pathlib, shutil
@@ -35,7 +36,8 @@ TWO = {"tiny": {"hard_label_weight": 1}, "wide": {}}
 
 
 def distillation(tmp_path: Path, **hyperparameters: Any) -> launcher.Job:
-    for part in ("train", "validation", "teacher"):
+    write_batch(tmp_path / "train")
+    for part in ("validation", "teacher"):
         (tmp_path / part / "0").mkdir(parents=True, exist_ok=True)
     return launcher.from_values(
         {

@@ -15,7 +15,7 @@ import pytest
 import launcher
 from launcher.backends import compose, docker, docker_containers
 from launcher.config.sections import Input
-from tests.conftest import ROOT
+from tests.conftest import ROOT, write_batch
 from tests.local_mode import sdk
 from tests.local_mode.conftest import no_network
 
@@ -149,8 +149,8 @@ def test_the_sdks_local_mode_names_a_machines_gpus_as_the_plan_does(script_job, 
 @pytest.mark.parametrize("smoke", [False, True])
 @pytest.mark.parametrize("config", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_configs_hyperparameters_reach_the_container_as_the_plan_shows_them(tmp_path, config, smoke):
-    (tmp_path / "data").touch()
     job = launcher.load(config, smoke=smoke)
+    write_batch(tmp_path, job.hyperparameters["global_batch_size"])
     job = job.model_copy(update={"inputs": {name: Input(folder=str(tmp_path)) for name in job.inputs}})
     plan = launcher.plan(job, on="docker")
     assert not plan.errors
