@@ -153,7 +153,7 @@ def config(tmp_path) -> Path:
     )
     file = tmp_path / "sleeper.yaml"
     file.write_text(
-        f"name: sleeper\nscript: script.py\nsource: {tmp_path / 'source'}\nregion: us-west-2\n"
+        f"name: sleeper\nscript: script.py\nsource: {tmp_path / 'source'}\nregion: us-east-1\n"
         "role: arn:aws:iam::123456789012:role/SageMakerTraining\noutput: s3://amzn-s3-demo-bucket/sleeper\n"
         'image: {framework_version: "2.8.0", python: py312}\ncompute: {instance_type: ml.m5.xlarge, max_hours: 1}\n'
     )
@@ -207,7 +207,7 @@ def test_another_machine_follows_by_name_and_region(emulator, config, monkeypatc
     refused = typed("attach", name)
     assert refused.returncode == 2 and "--region" in refused.stderr
     again = subprocess.Popen(
-        [*HERE, "attach", name, "--region", "us-west-2", "--logs"], stdout=subprocess.PIPE, text=True
+        [*HERE, "attach", name, "--region", "us-east-1", "--logs"], stdout=subprocess.PIPE, text=True
     )
     assert next(line for line in again.stdout if line.strip() == "ready")
     assert typed("stop", name).returncode == 0
