@@ -17,6 +17,7 @@ from training.data.masks import open_data
 from training.distributed.world import World
 from training.models import export, segmenter, timm_models
 from training.settings.segmentation import SegmentationSettings
+from training.tasks import evaluation
 from training.tasks.evaluation import class_ious, describe_classes, evaluate_pixels
 from training.tasks.losses import pixel_cross_entropy
 
@@ -109,6 +110,32 @@ def test_evaluation_counts_pixels_by_hand_in_the_masks_own_size():
     large[:, 15:], large[10:, :15], large[10:, 15:] = 1, 2, 0
     twice = evaluate_pixels(model, [(images, [large])], ALONE, classes=["0", "1", "2"], ignore_index=255)
     assert twice["validation_pixel_accuracy"] == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.parametrize("given", [(16, 20), (40, 50), (23, 7), (1, 1), (90, 130)])
+def test_logits_of_a_large_mask_are_scaled_in_bands(given, monkeypatch):
+    """With 1,000 at once, of three classes: bands of a few rows, together as interpolate gives them whole, at any two sizes."""
+    monkeypatch.setattr(evaluation, "VALUES_AT_ONCE", 1_000)
+    logits, size = torch.randn(3, *given), (83, 61)
+    found = list(evaluation.bands(logits, size))
+    assert max(band.numel() for _, band in found) <= 1_000 and len(found) >= 17
+    assert [rows.start for rows, _ in found[1:]] == [rows.stop for rows, _ in found[:-1]]
+    whole = evaluation.of_size(logits[None], size)[0]
+    torch.testing.assert_close(torch.cat([band for _, band in found], 1), whole, atol=1e-5, rtol=1e-5)
+
+
+def test_a_mask_evaluated_in_bands_counts_as_it_does_whole(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 3, (2, 1, 9, 12), generator=generator, dtype=torch.uint8)
+    masks = [torch.randint(0, 3, size, generator=generator, dtype=torch.uint8) for size in ((70, 90), (5, 6))]
+    masks[0][:40] = 255  # all of the first bands is ignored
+
+    def found() -> dict:
+        return evaluate_pixels(Brightness(), [(images, masks)], ALONE, classes=["0", "1", "2"], ignore_index=255)
+
+    whole = found()
+    monkeypatch.setattr(evaluation, "VALUES_AT_ONCE", 3 * 90 * 8)
+    assert numbers_of(found()) == pytest.approx(numbers_of(whole), rel=1e-6)
 
 
 def test_masks_without_a_label_cannot_be_measured():

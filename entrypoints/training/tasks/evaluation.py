@@ -18,6 +18,9 @@ from training.tasks.losses import temperature_kl
 TOP = 5
 """How many guesses count for the second kind of accuracy, where there are more classes than that."""
 
+VALUES_AT_ONCE = 2**24
+"""Logits that are scaled to a mask's size at once, 64 MiB of float32: of 150 classes and 8 megapixels they would be 4.8 GiB."""
+
 Autocast = Callable[[], AbstractContextManager[object]]
 """Makes the context in which a model computes, as Precision.autocast does."""
 
@@ -121,12 +124,13 @@ def evaluate_pixels(
             with autocast():
                 batch = model(images.to(world.device, non_blocking=True))
             for logits, mask in zip(batch.float(), masks):
-                mask = mask.to(world.device, non_blocking=True).long()
-                logits = of_size(logits[None], mask.shape)
-                loss += F.cross_entropy(logits, mask[None], ignore_index=ignore_index, reduction="sum")
-                # neither an index by a mask nor bincount, which would wait for the device to know how many there are
-                pairs = torch.where(mask == ignore_index, count**2, mask * count + logits[0].argmax(0)).flatten()
-                counts.scatter_add_(0, pairs, torch.ones_like(pairs))
+                mask = mask.to(world.device, non_blocking=True)
+                for rows, scaled in bands(logits, mask.shape):
+                    labels = mask[rows].long()
+                    loss += F.cross_entropy(scaled[None], labels[None], ignore_index=ignore_index, reduction="sum")
+                    # neither an index by a mask nor bincount, which would wait for the device to know how many there are
+                    pairs = torch.where(labels == ignore_index, count**2, labels * count + scaled.argmax(0)).flatten()
+                    counts.scatter_add_(0, pairs, torch.ones_like(pairs))
     totals, loss = world.total(counts.double()), world.total(loss)
     confusion, ignored = totals[:-1].view(count, count), totals[-1].item()
     pixels = confusion.sum().item()
@@ -182,6 +186,30 @@ def describe_classes(found: Mapping[str, Any]) -> str:
 def of_size(logits: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     """Logits (batch, classes, height, width), scaled to another height and width, bilinearly."""
     return F.interpolate(logits, size=tuple(size), mode="bilinear", align_corners=False)
+
+
+def bands(logits: torch.Tensor, size: Sequence[int]) -> Iterator[tuple[slice, torch.Tensor]]:
+    """One image's logits (classes, height, width) as `of_size` scales them, in bands of rows from top to bottom.
+
+    A batch's memory is planned by the size that the model sees; a mask in its own size may be many times as large.
+
+    Yields:
+        The rows, and their logits (classes, rows, columns): VALUES_AT_ONCE of them at most, or one row.
+    """
+    height, width = size
+    classes, given, columns = logits.shape
+    rows = max(1, VALUES_AT_ONCE // (classes * max(width, columns)))
+    if rows >= height:
+        yield slice(0, height), of_size(logits[None], size)[0]
+        return
+    # as interpolate places rows without align_corners: their middles, of which none lies above the first row's
+    middles = ((torch.arange(height, device=logits.device) + 0.5) * (given / height) - 0.5).clamp(min=0)
+    above = middles.long().clamp(max=given - 1)
+    below, part = (above + 1).clamp(max=given - 1), (middles - above)[:, None]
+    for first in range(0, height, rows):
+        band = slice(first, min(first + rows, height))
+        between = torch.lerp(logits[:, above[band]], logits[:, below[band]], part[band])
+        yield band, of_size(between[None], (between.shape[1], width))[0]
 
 
 @contextlib.contextmanager

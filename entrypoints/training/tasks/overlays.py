@@ -15,7 +15,7 @@ from training.data.masks import MaskedImages
 from training.engine.state import TrainingState
 from training.models.export import whole_file
 from training.settings.segmentation import SegmentationSettings
-from training.tasks.evaluation import evaluating, of_size
+from training.tasks.evaluation import bands, evaluating
 
 FILE = "overlays.png"
 
@@ -81,7 +81,9 @@ def rows(state: TrainingState, data: Data[MaskedImages, MaskedImages], settings:
             image, mask = item[:2]
             with state.precision.autocast():
                 logits = state.evaluated(image[None].to(state.world.device))
-            prediction = of_size(logits.float(), mask.shape)[0].argmax(0).byte().cpu()
+            prediction = torch.cat(
+                [scaled.argmax(0).byte() for _, scaled in bands(logits[0].float(), mask.shape)]
+            ).cpu()
             name = Path(data.held_out.pairs.name(index)).name
             found.append(Row(name, image.permute(1, 2, 0).numpy(), mask.numpy(), prediction.numpy()))
     return found
