@@ -75,6 +75,7 @@ def train(
         **{name: str(folder / place) for name, place in places.items()},
         "SM_HPS": json.dumps(dict(settings)),
         "SAGEMAKER_BASE_DIR": str(folder),
+        "TRAINING_JOB_NAME": str(folder),  # without it nothing tells the run's processes from other programs
         "SM_CURRENT_HOST": "algo-1",
         "PYTHONPATH": path,
         **{f"SM_CHANNEL_{part.upper()}": str(data / part) for part in ("train", "validation")},
@@ -120,7 +121,6 @@ def servers(count: int, folder: Path, environment: Mapping[str, str]) -> Iterato
         "SM_HOSTS": json.dumps(hosts),
         "SM_INSTANCE_GROUPS_DICT": json.dumps(groups),
         "SM_FRAMEWORK_PARAMS": json.dumps({"sagemaker_distribution_instance_groups": ["trains"]}),
-        "TRAINING_JOB_NAME": str(folder),
         **port,
     }
     processes = []

@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 import re
 
+import numpy as np
 import pytest
 
 from launcher.insight.answers import EXPLAINED, Answer
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding
-from launcher.insight.measurements import Measurements
+from launcher.insight.measurements import Measurements, Series
 from launcher.insight.rules import data
-from tests.insight.planted import plant
-from tests.insight.test_neighbours import with_threads
+from tests.insight.planted import BEGAN, plant
+from tests.insight.test_neighbours import with_programs, with_threads
 from tests.insight.test_workers_rule import waiting
 
 
@@ -321,3 +322,47 @@ def test_an_idle_gpu_alone_is_not_the_datas():
     run = plant(phases=None, gpu=50, busy=7.2)
     blind = {name: dataclasses.replace(host, cores={}) for name, host in run.hosts.items()}
     assert asked(dataclasses.replace(run, hosts=blind)) is None
+
+
+def test_cores_that_other_programs_have_are_no_reason_against_more_workers():
+    """Seen on two cores, one of which another program computed on: the process itself decoded, and a worker gets a part of that core."""
+    usual = waiting(0.4, gpu=60, busy=8.0, settings={"num_workers": 2})
+    found, beside = asked(usual), asked(with_programs(usual, ffmpeg=4.0))
+    assert found.kind == "data_bound" and beside.kind == "too_few_workers"
+    assert beside.title == "Too few workers: training waits for data while other programs have its cores"
+    assert "get a part of the cores that other programs use" in beside.cause and beside.gain.expected is None
+    assert "programs outside the run use 4.0 of its cores (ffmpeg 4.0)" in beside.evidence
+    assert any("end or move what else runs on the host: ffmpeg 4.0" in str(fix) for fix in beside.fixes)
+    assert "outside" not in str(found.evidence) + str(found.fixes)
+
+
+@pytest.mark.parametrize(("cores", "crowded"), [(0.7, False), (0.9, True)])
+def test_programs_that_use_less_than_a_tenth_of_the_cores_are_not_told(cores, crowded):
+    found = asked(with_programs(waiting(0.4, gpu=60, busy=7.9, settings={"num_workers": 7}), gcc=cores))
+    assert found.kind == "data_bound" and ("gcc" in str(found.evidence)) == crowded == ("gcc" in str(found.fixes))
+
+
+def test_beside_idle_cores_other_programs_change_neither_cause_nor_gain():
+    usual = waiting(0.4, gpu=60, busy=4.0, settings={"num_workers": 2})
+    beside = asked(with_programs(usual, ffmpeg=1.0))
+    assert beside.title.endswith("while cores are idle") and beside.gain.expected is not None
+
+
+@pytest.mark.parametrize(("use", "ready", "found"), [(0.3, 1.2, "storage_bound"), (0.3, 3.0, "too_few_workers"), (0.1, 3.0, "storage_bound")])  # fmt: skip
+def test_beside_other_programs_a_worker_is_busy_that_takes_its_turns(use, ready, found):
+    """Three tasks for each core: none of them gets more than a third of one."""
+    beside = with_programs(
+        waiting(0.4, gpu=60, busy=7.9, worker_cpu_seconds=2 * use, settings={"num_workers": 2}), ffmpeg=5.0
+    )
+    [host] = beside.hosts.values()
+    host.other["tasks", "RunnableTasks", ""] = Series(np.linspace(BEGAN, BEGAN + 40, 9), np.full(9, 8 * ready))
+    assert asked(beside).kind == found
+
+
+def test_the_gain_of_more_workers_is_of_the_steps_alone():
+    """More than a quarter of the time is evaluations, which no worker makes shorter."""
+    usual = waiting(0.5, gpu=50, busy=1.6, settings={"num_workers": 0}, evaluate=(50, 20.0))
+    evidence, found = Evidence(usual), asked(usual)
+    assert found.kind == "too_few_workers" and evidence.steps_part < 0.75
+    left = float(re.search(r"a step takes ([\d.]+) of its time", found.gain.formula)[1])
+    assert found.gain.expected.value == pytest.approx(1 / (1 - evidence.steps_part * (1 - left)), rel=0.02)

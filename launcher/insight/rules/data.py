@@ -16,6 +16,7 @@ from launcher.insight.contention import (
     WORKERS,
     lost_to_workers,
     neighbours,
+    runnable_per_core,
     spinning_cores,
     swing,
     thread_cpu,
@@ -27,9 +28,11 @@ from launcher.insight.findings import NOTICEABLE, Finding, Fix, percent
 from launcher.insight.gains import bounded, estimated
 from launcher.insight.length import epoch_steps
 from launcher.insight.rules.images import cheaper_images, gain_of_cheaper_images, gain_of_quick_reads, shards
+from launcher.insight.rules.neighbours import crowds, outside, programs, without_programs
 from launcher.insight.rules.neighbours import numbers as neighbour_numbers
 from launcher.insight.rules.pauses import after_epoch_firsts, epoch_start_share
 from launcher.insight.rules.workers import (
+    CROWDED,
     FULL,
     crowded,
     kept_by_workers,
@@ -69,7 +72,8 @@ def waiting(evidence: Evidence) -> Answer:
         return EXPLAINED
     if evidence.busy is None:
         return _without_cores(evidence, wait)
-    busy = evidence.busy - spinning_cores(evidence) / usable_cores(evidence)
+    # cores that others hold are shared with a further worker, however full they are
+    busy = max(0.0, evidence.busy - (spinning_cores(evidence) + outside(evidence)) / usable_cores(evidence))
     if _blocked(evidence, busy):
         return _storage(evidence, wait, lost=wait)
     room = min(1 / (1 - wait), 1 / max(busy, 0.01))
@@ -116,8 +120,9 @@ def _blocked(evidence: Evidence, cores: float) -> bool:
         return bool(evidence.workers) and evidence.worker_use is not None and evidence.worker_use < 0.1 * turn
     if (evidence.waiting_cores or 0) >= 0.5:
         return True
+    working = WORKING * _turn(evidence)
     if evidence.workers:
-        return evidence.worker_use is not None and evidence.worker_use < WORKING
+        return evidence.worker_use is not None and evidence.worker_use < working
     reader, wait = thread_cpu(evidence), evidence.share("data_wait")
     if evidence.own_cpu is not None and evidence.step_seconds:
         process = evidence.own_cpu / evidence.step_seconds  # with all threads of its arithmetic, which may spin
@@ -126,7 +131,13 @@ def _blocked(evidence: Evidence, cores: float) -> bool:
         elif wait:
             # threads of its own may read for it: at least what the process uses beyond cores that are full while it does not wait
             reader = max(reader, (process - (1 - wait) * (evidence.cores_each or 1.0)) / wait)
-    return evidence.workers == 0 and reader is not None and reader < WORKING
+    return evidence.workers == 0 and reader is not None and reader < working
+
+
+def _turn(evidence: Evidence) -> float:
+    """Share of a core that a task gets which always wants one: less than all of it where the tasks of other programs wait for cores too."""
+    ready = runnable_per_core(evidence) if crowds(evidence) else None
+    return 1.0 if ready is None else 1.0 / max(1.0, ready)
 
 
 def _numbers(evidence: Evidence, wait: float | None) -> list[str]:
@@ -152,6 +163,8 @@ def _numbers(evidence: Evidence, wait: float | None) -> list[str]:
         numbers.append(f"each worker keeps at most {evidence.worker_use:.2f} cores busy")
     if evidence.waiting_cores is not None:
         numbers.append(f"{evidence.waiting_cores:.1f} cores wait for disks (I/O wait)")
+    if crowds(evidence):
+        numbers.append(f"programs outside the run use {outside(evidence):.1f} of its cores ({programs(evidence)})")
     spinning = spinning_cores(evidence)
     if spinning >= 0.5:
         numbers.append(
@@ -266,25 +279,28 @@ def _too_few_workers(evidence: Evidence, wait: float, room: float, sensible: int
     else:
         wanted = min(sensible, math.ceil(wait / busy * 1.1))
         loader = wait / wanted
-    cause = "the workers are busy, and cores are free for more of them"
+    spins = spinning_cores(evidence) > 0
+    shared = crowds(evidence) and (evidence.busy or 0.0) >= CROWDED
+    free = "more would get a part of the cores that other programs use" if shared else "cores are free for more"
+    cause = f"the workers are busy, and {free}"
     if workers is None:
-        cause = "cores are free for workers; their number in this run is not known"
+        cause = f"{free}; their number in this run is not known"
     elif workers == 0:
         cause = "the training process itself decodes the images, between its steps"
-    spins = spinning_cores(evidence) > 0
-    gain = bounded(wait * evidence.steps_part, "what its other threads do is not known" if spins else NOT_RECORDED)
-    if workers is not None and not spins:
+    why = "how other programs share the cores with more workers is not known" if shared else NOT_RECORDED
+    gain = bounded(wait * evidence.steps_part, "what its other threads do is not known" if spins else why)
+    if workers is not None and not spins and not shared:
         first = wait / each if not workers and (each := epoch_steps(evidence)) else 0.0
+        left = max(busy, loader, cores) + first
+        after = 1 - evidence.steps_part * (1 - min(left, 1.0))
         formula = (
-            f"1 / (max(rest of the step {busy:.2f}, loader with {wanted} workers {loader:.2f}, cores in use {cores:.2f})"
-            f" + {first:.3f} for the first batch of each epoch)"
+            f"a step takes {left:.2f} of its time, the most of the rest of the step {busy:.2f}, the loader with {wanted} workers "
+            f"{loader:.2f} and the cores in use {cores:.2f}, and {first:.3f} for the first batch of each epoch: 1 / {after:.2f}"
         )
-        gain = estimated(
-            evidence, "too_few_workers", wait * evidence.steps_part, max(busy, loader, cores) + first, formula
-        )
+        gain = estimated(evidence, "too_few_workers", wait * evidence.steps_part, after, formula)
     return Finding(
         kind="too_few_workers",
-        title="Too few workers: training waits for data while cores are idle",
+        title=f"Too few workers: training waits for data while {'other programs have its cores' if shared else 'cores are idle'}",
         share=wait * evidence.steps_part,
         evidence=tuple(_numbers(evidence, wait)),
         cause=cause,
@@ -295,6 +311,7 @@ def _too_few_workers(evidence: Evidence, wait: float, room: float, sensible: int
                 now=workers if workers is not None else evidence.settings.get("num_workers"),
                 why=f"there is room for {room:.2f} times the work",
             ),
+            *without_programs(evidence),
             *cheaper_images(evidence),
         ),
         gain=gain,
@@ -310,7 +327,8 @@ def _costly_images(evidence: Evidence, taken_from_model: float | None = None) ->
     Args:
         taken_from_model: share of a step in which it does; None: steps wait for data.
     """
-    fixes, wait = cheaper_images(evidence), evidence.share("data_wait") or 0.0
+    wait = evidence.share("data_wait") or 0.0
+    fixes = (*cheaper_images(evidence), *without_programs(evidence))
     lost = (wait if taken_from_model is None else taken_from_model) * evidence.steps_part
     if taken_from_model is None:
         title, numbers = "Preparing the images needs more cores than there are", _numbers(evidence, wait)

@@ -83,7 +83,7 @@ def numbers(evidence: Evidence) -> list[str]:
         said = {
             WORKERS: "data workers",
             THREADS: "other threads of the training processes",
-            PROGRAMS: f"programs outside the run ({_programs(evidence)})",
+            PROGRAMS: f"programs outside the run ({programs(evidence)})",
         }
         found.append(
             "who else uses a host's cores: "
@@ -92,7 +92,23 @@ def numbers(evidence: Evidence) -> list[str]:
     return found
 
 
-def _programs(evidence: Evidence) -> str:
+def outside(evidence: Evidence) -> float:
+    """Cores of a host that programs outside the run use; 0 where none was seen."""
+    return neighbours(evidence).get(PROGRAMS, 0.0)
+
+
+def crowds(evidence: Evidence) -> bool:
+    """Whether that is a noticeable part of the host."""
+    return outside(evidence) >= NOTICEABLE * usable_cores(evidence) if evidence.hosts else False
+
+
+def without_programs(evidence: Evidence) -> tuple[Fix, ...]:
+    """The advice to end them, where they crowd the host."""
+    return (_fixes(PROGRAMS, evidence)[0],) if crowds(evidence) else ()
+
+
+def programs(evidence: Evidence) -> str:
+    """Those that use most, by name, with their cores."""
     named = [(name, cores) for name, cores in programs_outside(evidence).items() if cores >= SHOWN][:NAMED]
     return ", ".join(f"{name} {cores:.1f}" for name, cores in named)
 
@@ -110,7 +126,7 @@ def _named(who: str | None, evidence: Evidence) -> str:
 def _fixes(who: str | None, evidence: Evidence) -> tuple[Fix, ...]:
     if who == PROGRAMS:
         return (
-            Fix(setting=None, value=f"end or move what else runs on the host: {_programs(evidence)}"),
+            Fix(setting=None, value=f"end or move what else runs on the host: {programs(evidence)}"),
             Fix(setting=None, value="bind the training to cores of its own (taskset, docker --cpuset-cpus)"),
         )
     if who == THREADS and not oversubscribed(evidence):
