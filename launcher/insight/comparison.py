@@ -17,7 +17,7 @@ from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import percent
 from launcher.insight.kept import Kept, fixes_kept, short
-from launcher.insight.length import epoch_steps
+from launcher.insight.length import common, epoch_steps, work_of_a_step
 from launcher.insight.ratio import CONFIDENCE, Ratio
 from launcher.record.records import write_atomically
 from launcher.show import html
@@ -58,7 +58,7 @@ class Comparison:
     after: Diagnosis
 
     def results(self) -> list[Result]:
-        """A row for each timed run; the ratio is to the last."""
+        """A row for each timed run of which it is known how long an epoch is; the ratio is to the last."""
         rows = [row for row in (_result(self.before), _result(self.after)) if row is not None]
         if len(rows) < 2:
             return rows
@@ -67,14 +67,19 @@ class Comparison:
         ]
 
     @functools.cached_property
+    def _common(self) -> tuple[Evidence, Evidence]:
+        """The part of the runs that both did, which is compared."""
+        return common(self.before.evidence, self.after.evidence)
+
+    @functools.cached_property
     def comparability(self) -> Comparability:
         """Whether the runs can be compared, by what no change between them can touch."""
         return comparability(self.before.evidence, self.after.evidence)
 
     @functools.cached_property
     def measured(self) -> Ratio | None:
-        """Images a second after, over before, or steps a second where a batch is not known: of all training, with first steps and pauses.
-        None where a run was not timed."""
+        """Images a second after, over before, or steps a second where a batch is not known: of all the training that both did, with first
+        steps and pauses. None where a run was not timed."""
         return speed.measured(self.before.evidence, self.after.evidence)
 
     @functools.cached_property
@@ -84,15 +89,15 @@ class Comparison:
         return None if self.measured is None else self.comparability.speedup(self.measured)
 
     def phases(self) -> list[tuple[str, float | None, float | None]]:
-        """(phase, seconds a step before, after), then the whole step; seconds an image where the batches differ. None where a run lacks the
-        phase."""
+        """(phase, seconds a step before, after), then the whole step, in the part that both runs did; seconds an image where the batches
+        differ. None where a run lacks the phase."""
         tables = []
-        for run in (self.before, self.after):
-            batch = run.evidence.settings.get("global_batch_size")
+        for evidence in self._common:
+            batch = evidence.settings.get("global_batch_size")
             each = batch if self._batches_differ and isinstance(batch, int) else 1
-            found = {name: seconds / each for name, seconds, _ in summary.phase_rows(run.evidence)}
-            if run.evidence.step_seconds:
-                found["step"] = run.evidence.step_seconds / each
+            found = {name: seconds / each for name, seconds, _ in summary.phase_rows(evidence)}
+            if evidence.step_seconds:
+                found["step"] = evidence.step_seconds / each
             tables.append(found)
         names = summary.in_order({name: 0.0 for found in tables for name in found if name != "step"})
         return [(name, tables[0].get(name), tables[1].get(name)) for name in [*names, "step"]] if any(tables) else []
@@ -103,29 +108,26 @@ class Comparison:
         return batches[0] != batches[1] and all(isinstance(batch, int) for batch in batches)
 
     def course(self) -> tuple[str, list[tuple[str, float | None, float | None]]]:
-        """Where all of the training time goes.
+        """Where all of the training time goes, in the part that both runs did.
 
         Returns:
             A unit, seconds per 1,000 images, or per 1,000 steps where a batch is not known; and (part, before, after): the phases of a
             usual step, what passed beside usual steps under summary.PAUSES, and under "whole" all of it. None where a run was not timed.
         """
-        runs = (self.before.evidence, self.after.evidence)
-        batches = [evidence.settings.get("global_batch_size") for evidence in runs]
-        known = all(isinstance(batch, int) for batch in batches)
-        images_a_step: list[int] = [batch for batch in batches if isinstance(batch, int)] if known else [1, 1]
+        unit, work = work_of_a_step(*self._common)
         tables: list[dict[str, float]] = []
-        for evidence, images in zip(runs, images_a_step):
+        for evidence, of_a_step in zip(self._common, work):
             found = summary.course(evidence)
             if not found:
                 tables.append({})
                 continue
-            each = 1000 / (windows.steps_done(evidence.ranks[0]) * images)
+            each = 1000 / (windows.steps_done(evidence.ranks[0]) * of_a_step)
             whole = max(evidence.training_seconds, sum(found.values()))
             tables.append({name: seconds * each for name, seconds in (*found.items(), ("whole", whole))})
         names = {name: 0.0 for found in tables for name in found if name not in (summary.PAUSES, "whole")}
         order = [*summary.in_order(names), summary.PAUSES, "whole"]
         rows = [(name, tables[0].get(name), tables[1].get(name)) for name in order]
-        return f"seconds per 1,000 {'images' if known else 'steps'}", rows if any(tables) else []
+        return f"seconds per 1,000 {unit}", rows if any(tables) else []
 
     @property
     def _unit(self) -> tuple[str, float]:
@@ -203,25 +205,32 @@ class Comparison:
         said = [(run.measurements.source, run.report.too_short) for run in (self.before, self.after)]
         return " and ".join(f"{source} has {length}" for source, length in said if length)
 
+    @property
+    def _per(self) -> str:
+        """What the speed-up counts, and over how much of it where the runs differ in length."""
+        unit, each = work_of_a_step(*self._common)
+        part, _ = self._common
+        done = windows.steps_done(part.ranks[0]) * each[0]
+        return f"in {unit} a second{'' if part is self.before.evidence else f' over the first {done:,.0f} of each run'}"
+
     def sentences(self) -> list[str]:
         """Whether the runs can be compared, the speed-up, and whether fixes brought the expected one."""
         if self.measured is None:
             return []
         runs = self.before.evidence, self.after.evidence
-        per = f"in {speed.unit(*runs)} a second"
         if short := self.too_short:
             return [
-                f"too short to compare: {short}; as measured {self.measured}, {per}, which a longer run may turn round"
+                f"too short to compare: {short}; as measured {self.measured}, {self._per}, which a longer run may turn round"
             ]
         if self.speedup is None:
             first = [
                 self.comparability.sentence,
-                f"measured: {self.measured}, {per}, by the change and by what else differed",
+                f"measured: {self.measured}, {self._per}, by the change and by what else differed",
             ]
         else:
             no_range = ", too short for a range" if self.speedup.low is None else ""
             raw = f", as measured {self.measured}" if self.comparability.is_corrected else ""
-            first = [f"speed-up {self.speedup}, {per}{no_range}{raw}; {self.comparability.sentence}"]
+            first = [f"speed-up {self.speedup}, {self._per}{no_range}{raw}; {self.comparability.sentence}"]
         more = speed.start_cost(*runs)
         utilised = [evidence.mfu for evidence in runs]
         return [
@@ -319,7 +328,7 @@ def _result(run: Diagnosis) -> Result | None:
 
 
 def epochs_done(evidence: Evidence) -> float | None:
-    """Passes over the data in the measured steps; None where no step was measured."""
+    """Passes over the data in the measured steps; None where the length of one is not known."""
     each = epoch_steps(evidence)
     return None if each is None else windows.steps_done(evidence.ranks[0]) / each
 

@@ -136,14 +136,14 @@ def programs_outside(evidence: Evidence) -> dict[str, float]:
 def neighbours(evidence: Evidence) -> dict[str, float]:
     """Cores of a host that others than its training threads keep busy, by WORKERS, THREADS and PROGRAMS, as far as it was recorded."""
     found = {}
-    step, own, thread = evidence.step_seconds, evidence.own_cpu, thread_cpu(evidence)
-    if step and evidence.hosts:
+    if evidence.hosts:
         ranks = (evidence.world_size or 1) / len(evidence.hosts)
-        workers = evidence.mean_extra("worker_cpu_seconds")
+        workers = evidence.cores_used(evidence.mean_extra("worker_cpu_seconds"))
         if workers is not None and evidence.workers != 0:
-            found[WORKERS] = ranks * workers / step
+            found[WORKERS] = ranks * workers
+        own, thread = evidence.cores_used(evidence.own_cpu), thread_cpu(evidence)
         if own is not None and thread is not None:
-            found[THREADS] = ranks * max(0.0, own / step - thread)
+            found[THREADS] = ranks * max(0.0, own - thread)
     outside = programs_outside(evidence)
     return {**found, **({PROGRAMS: sum(outside.values())} if outside else {})}
 

@@ -13,10 +13,13 @@ from typing import Any
 import numpy as np
 
 from launcher.insight import windows
+from launcher.insight.contention import PROGRAMS, neighbours
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import NOTICEABLE
+from launcher.insight.length import common
 from launcher.insight.phases import order, parents
 from launcher.insight.ratio import Measured, Ratio, ratio, total
+from launcher.insight.rules.workers import kept_from_core, suspected
 from launcher.insight.touches import (
     BACKEND,
     CODE,
@@ -120,7 +123,8 @@ class Comparability:
 
 
 def comparability(before: Evidence, after: Evidence) -> Comparability:
-    """Whether two runs can be compared, by what differs between them."""
+    """Whether two runs can be compared, by what differs between them; the control is of the part that both did, as their speed-up is."""
+    before, after = common(before, after)
     touches = changes(before, after)
     unlike = _unlike(before, after, touches)
     if unlike:
@@ -247,7 +251,16 @@ def _apart(evidence: Evidence) -> bool:
     kind = evidence.settings.get("worker_type")
     threads = kind == "threads" or (kind == "auto" and not evidence.on_gpu)
     by_device = evidence.settings.get("preprocessing") == "dali"
-    return not threads and not by_device and evidence.full is not None and evidence.full < NOTICEABLE
+    full = evidence.full is None or evidence.full >= NOTICEABLE
+    return not (threads or by_device or full or _takes_a_core(evidence))
+
+
+def _takes_a_core(evidence: Evidence) -> bool:
+    """Whether data workers keep the training thread from its core, or may, though others are free, as in KT's job: every phase that the
+    thread drives is longer then. Where programs outside the run use more cores than workers do, the delay is theirs."""
+    others = neighbours(evidence)
+    by_programs = bool(others) and max(others, key=lambda one: others[one]) == PROGRAMS
+    return suspected(evidence) or (kept_from_core(evidence) is not None and not by_programs)
 
 
 def _seconds(evidence: Evidence, phases: Sequence[str]) -> Measured:

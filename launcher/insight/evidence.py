@@ -19,19 +19,20 @@ histograms without values above 98 %."""
 class Evidence(HostEvidence):
     """Derived numbers of one run; None wherever they were not measured.
 
-    Shares are of the time of a usual step: without the first steps, rare outliers, stalls between steps, and the start.
+    Shares are of the time of a usual step: without the first steps, rare outliers, stalls between steps, and the start. So are means of
+    hosts' records, as of the use of GPUs and cores. Times `steps_part` they are shares of the training time.
     """
 
     # GPUs
 
     @functools.cached_property
     def all_gpu_means(self) -> dict[str, float]:
-        """Mean utilisation of every GPU of the hosts in percent, by `host gpu`, also of those that the run does not use."""
+        """Mean utilisation of every GPU of the hosts in usual steps, in percent, by `host gpu`, also of those that the run does not use."""
         return {
             f"{host.name} {name}": float(values.mean())
             for host in self.hosts
             for name, series in host.gpus.items()
-            if len(values := self.during(series)) >= FEW_SAMPLES
+            if len(values := self.sampled(series))
         }
 
     @functools.cached_property
@@ -48,7 +49,7 @@ class Evidence(HostEvidence):
 
     @functools.cached_property
     def gpu_idle(self) -> float | None:
-        """Mean share of the time in which no kernel ran, over GPUs, 0 to 1."""
+        """Mean share of usual steps in which no kernel ran, over the run's GPUs, 0 to 1; None: no GPU was watched, or too briefly."""
         return 1 - float(np.mean(list(self.gpu_means.values()))) / 100 if self.gpu_means else None
 
     @property
@@ -60,13 +61,13 @@ class Evidence(HostEvidence):
     @functools.cached_property
     def gpu_memory(self) -> float | None:
         """Memory use of the fullest of the run's GPUs, its 95th percentile in percent."""
-        values = [
-            float(np.percentile(self.during(series), 95))
+        highest = [
+            float(np.percentile(values, 95))
             for host in self.hosts
             for name, series in host.gpu_memory.items()
-            if len(series.values) and (not self.gpu_means or f"{host.name} {name}" in self.gpu_means)
+            if (not self.gpu_means or f"{host.name} {name}" in self.gpu_means) and len(values := self.sampled(series))
         ]
-        return max(values) if values else None
+        return max(highest) if highest else None
 
     @property
     def on_gpu(self) -> bool:
@@ -100,10 +101,8 @@ class Evidence(HostEvidence):
         """Cores that one data worker keeps busy, 0 to 1; an upper bound where the training process's own part is not known. None where no
         CPU time was measured."""
         seconds = self.mean_extra("worker_cpu_seconds")
-        seconds = self.all_cpu if seconds is None else seconds
-        if seconds is None or not self.workers or not self.step_seconds:
-            return None
-        return seconds / self.workers / self.step_seconds
+        cores = self.cores_used(self.all_cpu if seconds is None else seconds)
+        return cores / self.workers if cores is not None and self.workers else None
 
     @functools.cached_property
     def all_cpu(self) -> float | None:
@@ -143,6 +142,9 @@ class Evidence(HostEvidence):
 
     @property
     def why_no_hosts(self) -> str:
+        watched = [series for host in self.hosts for series in (*host.cores.values(), *host.gpus.values())]
+        if watched and not any(len(self.sampled(series)) for series in watched):
+            return f"fewer than {FEW_SAMPLES} samples of the hosts while usual steps ran"
         return self.measurements.not_measured.get("system", "no system metrics (profiler-output) were found")
 
     def why_no_series(self, name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from launcher.insight import calibration, speed
 from launcher.insight.evidence import Evidence
-from launcher.insight.findings import Gain, percent
+from launcher.insight.findings import Finding, Gain, percent
 from launcher.insight.length import job_steps
 from launcher.insight.ratio import Ratio, ratio
 
@@ -17,6 +17,12 @@ def bounded(share: float, formula: str = "") -> Gain:
     """
     share = min(max(share, 0.0), 1.0)
     return Gain(share=share, formula=formula or f"1 / (1 - {share:.2f})")
+
+
+def of_other_fixes(finding: Finding) -> Gain:
+    """The gain of a finding whose first fix, which the rule's is of, the run has already."""
+    share = finding.share or 0.0
+    return bounded(share, f"1 / (1 - {share:.2f}); how much of it the fixes that are left save is not known")
 
 
 def estimated(evidence: Evidence, kind: str, share: float, left: float, formula: str, unsure: float = 1.0) -> Gain:

@@ -16,7 +16,7 @@ FEW_SAMPLES = 5
 
 
 class HostEvidence(StepEvidence):
-    """What hosts show while steps run; None wherever it was not measured."""
+    """What hosts show while usual steps run, as shares of a step are of those; None wherever it was not measured."""
 
     @property
     def remote(self) -> bool:
@@ -33,18 +33,44 @@ class HostEvidence(StepEvidence):
             return -np.inf, np.inf
         return float(min(began)), float(max(steps.ended[-1] for steps in self.ranks))
 
-    def during(self, series: Series, *, pauses: bool = True) -> np.ndarray:
-        """The values of a series while steps ran; all of them where too few fall into that time.
-
-        Args:
-            pauses: in checkpoints and evaluations between steps, too.
-        """
+    def while_stepping(self, series: Series) -> Series:
+        """A record from the first step's begin to the last one's end, pauses too: what grows, grows through them."""
         begin, end = self.period
-        chosen = (series.times >= begin) & (series.times <= end)
-        for stall in () if pauses else self.measurements.stalls:
-            chosen &= (series.times < stall.began) | (stall.began + stall.seconds < series.times)
-        inside = series.values[chosen]
-        return inside if len(inside) >= FEW_SAMPLES else series.values
+        inside = (begin <= series.times) & (series.times <= end)
+        return Series(series.times[inside], series.values[inside])
+
+    @functools.cached_property
+    def _usual_windows(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Unix seconds at which the usual windows begin and end, on the first rank whose clock is known, as all step together; None where
+        no step was timed."""
+        steps = next((steps for steps in self.ranks if np.isfinite(steps.ended).all()), None)
+        if steps is None:
+            return None
+        began = steps.ended - np.nan_to_num(steps.seconds["step"]) * windows.counts(steps)
+        usual = windows.usual(steps)
+        return began[usual], steps.ended[usual]
+
+    def in_usual_steps(self, times: np.ndarray) -> np.ndarray:
+        """(n,) which Unix seconds lie in usual steps: not in the first ones, which compile, nor in outliers, nor in pauses, which a window
+        may hold. All of them where no step was timed."""
+        if self._usual_windows is None:
+            return np.ones(len(times), bool)
+        stalls = self.measurements.stalls
+        began, seconds = (np.array([getattr(stall, name) for stall in stalls]) for name in ("began", "seconds"))
+        paused = windows.within(times, began, began + seconds)
+        inside: np.ndarray = windows.within(times, *self._usual_windows) & ~paused
+        return inside
+
+    def sampled(self, series: Series) -> np.ndarray:
+        """The values of a series in usual steps, which a run is judged by: none where fewer than FEW_SAMPLES fall into them. Samples of
+        its start instead would show an idle device."""
+        values: np.ndarray = series.values[self.in_usual_steps(series.times)]
+        return values if len(values) >= FEW_SAMPLES else values[:0]
+
+    def during(self, series: Series) -> np.ndarray:
+        """The same, or all values where that is none: for what a run is not judged by, or what does not depend on it, as other programs."""
+        values = self.sampled(series)
+        return values if len(values) else series.values
 
     @functools.cached_property
     def training_hosts(self) -> tuple[Host, ...]:
@@ -71,19 +97,23 @@ class HostEvidence(StepEvidence):
 
     @functools.cached_property
     def _core_tables(self) -> dict[str, np.ndarray]:
-        """By host: (cores, n) percent of computing, cut to the shortest core's record; only hosts whose cores were watched.
+        """By host: (cores, n) percent of computing in usual steps, cut to the shortest core's record; only hosts whose cores were watched.
 
         SageMaker's agent counts the wait for disks as use of a core; here it is not.
         """
         tables = {}
         for host in (*self.hosts, *self.serving_hosts):
-            columns = [self.during(core) for core in host.cores.values()]
-            waits = [self.during(host.io_wait[name]) if name in host.io_wait else np.zeros(0) for name in host.cores]
+            columns = [core.values for core in host.cores.values()]
+            waits = [host.io_wait[name].values if name in host.io_wait else np.zeros(0) for name in host.cores]
             shortest = min([len(column) for column in columns] + [len(wait) for wait in waits if len(wait)], default=0)
-            if shortest >= FEW_SAMPLES:
+            if shortest < FEW_SAMPLES:
+                continue
+            # the first core's times are all cores': chosen by its own, a column could slip by a sample at each window
+            usual = self.in_usual_steps(next(iter(host.cores.values())).times[:shortest])
+            if usual.sum() >= FEW_SAMPLES:
                 pairs = zip(columns, waits)
                 rows = [column[:shortest] - (wait[:shortest] if len(wait) else 0.0) for column, wait in pairs]
-                tables[host.name] = np.clip(np.stack(rows), 0.0, 100.0)
+                tables[host.name] = np.clip(np.stack(rows)[:, usual], 0.0, 100.0)
         return tables
 
     @property
@@ -129,21 +159,21 @@ class HostEvidence(StepEvidence):
     @functools.cached_property
     def waiting_cores(self) -> float | None:
         """Mean cores that wait for disks (I/O wait), over hosts."""
-        sums = [
-            sum(float(self.during(series).mean()) for series in host.io_wait.values() if len(series.values)) / 100
+        means = (
+            [float(values.mean()) / 100 for series in host.io_wait.values() if len(values := self.sampled(series))]
             for host in self.hosts
-            if host.io_wait
-        ]
+        )
+        sums = [sum(each) for each in means if each]
         return float(np.mean(sums)) if sums else None
 
     @functools.cached_property
     def pressure(self) -> float | None:
         """Share of the time in which some process waited for a core (the kernel's pressure stall information), over hosts, 0 to 1."""
         means = [
-            float(self.during(series).mean()) / 100
+            float(values.mean()) / 100
             for host in self.hosts
             for (_, name, _), series in host.other.items()
-            if name == "CPUPressurePercent" and len(series.values)
+            if name == "CPUPressurePercent" and len(values := self.sampled(series))
         ]
         return float(np.mean(means)) if means else None
 
@@ -151,9 +181,9 @@ class HostEvidence(StepEvidence):
     def throttled(self) -> float | None:
         """Share of the time in which the cgroup's quota throttled processes, on the most throttled host, 0 to 1."""
         means = [
-            min(1.0, float(self.during(host.throttled).mean()) / 100)
+            min(1.0, float(values.mean()) / 100)
             for host in self.training_hosts
-            if host.throttled is not None and len(host.throttled.values)
+            if host.throttled is not None and len(values := self.sampled(host.throttled))
         ]
         return max(means) if means else None
 

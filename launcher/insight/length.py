@@ -1,12 +1,16 @@
-"""How long a run was, whether that suffices to say where its time goes, and how long its whole job is."""
+"""How long a run was, whether that suffices to say where its time goes, how long its whole job is, and the part that two runs both did."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from launcher.insight import windows
 from launcher.insight.evidence import Evidence
 from launcher.insight.host_evidence import FEW_SAMPLES
+from launcher.insight.measurements import Steps
 from launcher.show.text import counted
 
 ENOUGH_STEPS, ENOUGH_SECONDS = 10, 10.0
@@ -40,10 +44,11 @@ def too_short(evidence: Evidence) -> str | None:
 
 
 def epoch_steps(evidence: Evidence) -> float | None:
-    """Steps of an epoch; None where no step was measured.
+    """Steps of an epoch; None: not known, as where the run did not come to the end of one.
 
-    They follow from the number of training images where it is known. Else from the logged steps: step s of epoch e says that an epoch
-    has at least s / e of them, and an epoch's last step says exactly that.
+    They follow from the number of training images where it is known. The observer records them where the script's loader has a length.
+    Else they follow from the logged steps: step s of epoch e says that an epoch has at least s / e of them, and an epoch's last step says
+    exactly that. A part of the first epoch says nothing of the whole.
     """
     if not evidence.ranks:
         return None
@@ -51,15 +56,71 @@ def epoch_steps(evidence: Evidence) -> float | None:
     images, batch = evidence.facts.get("training_images"), evidence.settings.get("global_batch_size")
     if isinstance(images, int) and isinstance(batch, int) and images >= batch:
         return images // batch
-    return float(np.ceil(steps.step / np.maximum(steps.epoch, 1)).max())
+    recorded = steps.extra.get("epoch_steps", np.zeros(0))
+    known = recorded[recorded >= 1]
+    if len(known):
+        return float(known[-1])
+    ended = steps.epoch[-1] > steps.epoch[0]
+    return float(np.ceil(steps.step / np.maximum(steps.epoch, 1)).max()) if ended else None
 
 
 def job_steps(evidence: Evidence) -> float | None:
     """Optimizer steps of the whole job by its settings, of which the run may be a part; None: they do not say, or the length of an epoch
-    is not known, for the run did not come to the end of its first."""
-    ended = evidence.ranks and evidence.ranks[0].epoch[-1] > evidence.ranks[0].epoch[0]
-    each = epoch_steps(evidence) if ended or "training_images" in evidence.facts else None
+    is not known."""
+    each = epoch_steps(evidence)
     epochs, most = (evidence.settings.get(name) for name in ("epochs", "max_steps"))
     by_epochs = epochs * each if isinstance(epochs, int) and each else None
     known = [float(steps) for steps in (by_epochs, most) if isinstance(steps, (int, float))]
     return min(known, default=None)
+
+
+def work_of_a_step(before: Evidence, after: Evidence) -> tuple[str, tuple[int, int]]:
+    """What the work of two runs is counted in, and how much of it a step of each does: images, or steps where a batch is not known."""
+    first, second = (run.settings.get("global_batch_size") for run in (before, after))
+    return ("images", (first, second)) if isinstance(first, int) and isinstance(second, int) else ("steps", (1, 1))
+
+
+def common(before: Evidence, after: Evidence) -> tuple[Evidence, Evidence]:
+    """The part of two runs that both did, by `work_of_a_step`: runs of the same length as they are, else the first steps of each.
+
+    A run pays for its first steps once, however long it is, and a longer one comes to evaluations and starts of epochs that a shorter one
+    does not: over the whole of both, their lengths alone would look like a speed-up. For the same reason pauses after the last common
+    step count in neither: the end of a job brings an evaluation and a checkpoint.
+    """
+    if not (before.ranks and after.ranks):
+        return before, after
+    _, each = work_of_a_step(before, after)
+    first, second = (windows.steps_done(run.ranks[0]) * one for run, one in zip((before, after), each))
+    if first == second:
+        return before, after
+    done = min(first, second)
+    return _first_steps(before, int(done // each[0])), _first_steps(after, int(done // each[1]))
+
+
+def _first_steps(evidence: Evidence, count: int) -> Evidence:
+    """A run's first steps, at least one, and the pauses between them."""
+    ranks = tuple(_first_windows(steps, max(1, count)) for steps in evidence.ranks)
+    stalls = tuple(stall for stall in evidence.measurements.stalls if stall.step < ranks[0].step[-1])
+    return Evidence(replace(evidence.measurements, ranks=ranks, stalls=stalls))
+
+
+def _first_windows(steps: Steps, count: int) -> Steps:
+    """One rank's windows of its first steps. Of the window in which these end, a part counts, as if all of its steps had taken as long."""
+    counts = windows.counts(steps)
+    last = steps.step[0] - counts[0] + count
+    number = min(int(np.searchsorted(steps.step, last)) + 1, len(steps.step))
+
+    def kept(values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {name: one[:number] for name, one in values.items()}
+
+    beyond = np.zeros(number)
+    beyond[-1] = max(0, steps.step[number - 1] - last)
+    return replace(
+        steps,
+        step=steps.step[:number] - beyond.astype(steps.step.dtype),
+        epoch=steps.epoch[:number],
+        ended=steps.ended[:number] - beyond * steps.seconds["step"][:number],
+        seconds=kept(steps.seconds),
+        extra={**kept(steps.extra), "steps": np.maximum(counts[:number] - beyond, 1)},
+        servers=kept(steps.servers),
+    )

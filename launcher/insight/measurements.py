@@ -83,7 +83,8 @@ class Steps:
     `backward`."""
     extra: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Name -> (n,): steps (of the window), slowest_step (seconds), images_per_second, memory_gib, cpu_seconds (a step, of the
-    training process with all its threads), worker_cpu_seconds (a step, of its worker processes together) …"""
+    training process with all its threads), worker_cpu_seconds (a step, of its worker processes together), epoch_steps (of the epoch under
+    way, of an observed script whose loader has a length) …"""
     servers: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Where other hosts make the images, name -> (n,): servers and threads (live ones that this rank asks), part (which
     that is of all servers' threads), and of the window, not of a step: images and

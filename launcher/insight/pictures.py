@@ -105,12 +105,8 @@ def _during_steps(evidence: Evidence, what: str) -> tuple[list[Series], float]:
     """Records of the first watched host's cores or GPUs while steps ran, and how many seconds that was."""
     host = next(iter(evidence.hosts), Host(name=""))
     every: Mapping[str, Series] = host.cores if what == "core" else host.gpus
-    began, ended = evidence.period
-    found = []
-    for one in list(every.values())[:MOST_ROWS]:
-        inside = (one.times >= began) & (one.times <= ended)
-        if inside.any():
-            found.append(Series(one.times[inside], one.values[inside]))
+    stepping = (evidence.while_stepping(one) for one in list(every.values())[:MOST_ROWS])
+    found = [one for one in stepping if len(one.values)]
     return found, max((float(one.times[-1] - one.times[0]) for one in found), default=0.0)
 
 

@@ -128,7 +128,7 @@ def _times(count: int) -> str:
 
 def _of_a_rank(steps: Steps) -> dict[str, float] | None:
     """Each number a second, but `threads` as its mean over time; None where no usual window has them all."""
-    kept = windows.steady(steps) & ~windows.far(steps) & _finite(steps.servers[name] for name in NUMBERS)
+    kept = windows.usual(steps) & _finite(steps.servers[name] for name in NUMBERS)
     seconds = (np.nan_to_num(steps.seconds["step"]) * windows.counts(steps))[kept]
     whole = float(seconds.sum())
     if not whole:

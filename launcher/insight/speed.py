@@ -1,4 +1,4 @@
-"""How much faster one run trained than another, as it was measured: over the whole of its training, with first steps and pauses."""
+"""How much faster one run trained than another, as it was measured: over all of the training that both did, with first steps and pauses."""
 
 from __future__ import annotations
 
@@ -8,34 +8,28 @@ from launcher.insight import windows
 from launcher.insight.control import changes
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import NOTICEABLE
+from launcher.insight.length import common, work_of_a_step
 from launcher.insight.ratio import Measured, Ratio, added, ratio, total
 from launcher.insight.touches import START
 
 
 def measured(before: Evidence, after: Evidence) -> Ratio | None:
-    """Work a second after, over before; None where a run was not timed."""
+    """Work a second after, over before, in the part that both did; None where a run was not timed."""
     if not (before.ranks and after.ranks):
         return None
-    images = unit(before, after) == "images"
-    work = [
-        windows.steps_done(run.ranks[0]) * (run.settings["global_batch_size"] if images else 1)
-        for run in (before, after)
-    ]
+    before, after = common(before, after)
+    _, each = work_of_a_step(before, after)
+    work = [windows.steps_done(run.ranks[0]) * one for run, one in zip((before, after), each)]
     seconds = training(after)
     longer = Measured(seconds.value + start_cost(before, after), seconds.variance, seconds.freedom)
     return ratio(training(before).over(work[0]), longer.over(work[1]))
-
-
-def unit(before: Evidence, after: Evidence) -> str:
-    """What the work of two runs is counted in: images, or steps where a batch is not known."""
-    known = all(isinstance(run.settings.get("global_batch_size"), int) for run in (before, after))
-    return "images" if known else "steps"
 
 
 def training(evidence: Evidence) -> Measured:
     """Seconds from the first step's begin to the last one's end, pauses included, of a run whose steps were measured.
 
     The first steps count as they were. Of the others, those that begin an epoch have their own spread, and so has each kind of pause.
+    Too few of a kind for a spread of their own are taken to spread as usual steps do in that time.
     """
     steps = evidence.ranks[0]
     counts, steady = windows.counts(steps), windows.steady(steps)
@@ -43,14 +37,18 @@ def training(evidence: Evidence) -> Measured:
     first = np.concatenate([[False], np.diff(steps.epoch) > 0])
     counts = counts * windows.steps_done(steps) / counts.sum()  # those of windows that were not read too
     usual = total(seconds[steady & ~first], counts[steady & ~first])
-    parts = [usual, total(seconds[steady & first], counts[steady & first])]
+    if not usual.freedom:
+        return Measured(evidence.training_seconds, 0.0, 0)
+    parts = [total(seconds[steady & first], counts[steady & first])]
     for kind in {stall.kind for stall in evidence.measurements.stalls}:
         pauses = np.array(
             [one.seconds for one in evidence.measurements.stalls if (one.kind, one.rank) == (kind, steps.rank)]
         )
         parts.append(total(pauses, np.ones(len(pauses))))
-    spread = added(parts)
-    return Measured(evidence.training_seconds, spread.variance, spread.freedom if usual.freedom else 0)
+    few = sum(part.value for part in parts if not part.freedom)
+    alike = Measured(usual.value + few, usual.variance * (1 + few / usual.value), usual.freedom)
+    spread = added([alike, *(part for part in parts if part.freedom)])
+    return Measured(evidence.training_seconds, spread.variance, spread.freedom)
 
 
 def start_cost(before: Evidence, after: Evidence) -> float:

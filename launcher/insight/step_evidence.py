@@ -57,15 +57,22 @@ class StepEvidence:
         return float(np.nanmax(np.concatenate(longest))) if longest else None
 
     def mean_extra(self, name: str) -> float | None:
-        """Mean over ranks of a number per step; None where a rank lacks it."""
+        """Mean over ranks of a number of a step, slow steps too; None where a rank lacks it.
+
+        Each step counts as much as another, however few of them a window holds: the observer gives a slow one a window of its own.
+        """
         means = []
         for steps in self.ranks:
             values = steps.extra.get(name)
-            values = None if values is None else values[windows.steady(steps)]
-            if values is None or not np.isfinite(values).any():  # a rank without it
+            if values is None or not (where := windows.steady(steps) & np.isfinite(values)).any():  # a rank without it
                 return None
-            means.append(float(np.nanmean(values)))
+            means.append(float(np.average(values[where], weights=windows.counts(steps)[where])))
         return float(np.mean(means)) if means else None
+
+    def cores_used(self, cpu_seconds: float | None) -> float | None:
+        """Cores that take this CPU time a step, a number of `mean_extra`: over the time of the same steps, slow ones too, as what makes a
+        step slow may be its computing. None where either was not measured."""
+        return cpu_seconds / self.steady_step_seconds if cpu_seconds is not None and self.steady_step_seconds else None
 
     @functools.cached_property
     def step_seconds(self) -> float | None:

@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import percent
-from launcher.insight.host_evidence import FEW_SAMPLES
 
 INPUT, EXCHANGE = "data wait", "gradient exchange"
 IDLE = "idle device with data there (launches, copies)"
@@ -41,7 +38,7 @@ def utilisation(evidence: Evidence) -> Utilisation | None:
         return None
     left = max(0.0, 1 - mfu)
     exchange = min(evidence.share("grad_sync", "buffer_sync") or 0.0, left)
-    waits, idle = evidence.share("data_wait") or 0.0, idle_in_steps(evidence)
+    waits, idle = evidence.share("data_wait") or 0.0, evidence.gpu_idle
     left -= exchange
     if idle is None:
         waits = min(waits, left)
@@ -51,13 +48,6 @@ def utilisation(evidence: Evidence) -> Utilisation | None:
         waits = min(waits, idle)
         parts = {INPUT: waits, EXCHANGE: exchange, IDLE: idle - waits, KERNELS: left - idle}
     return Utilisation(mfu, dict(sorted(parts.items(), key=lambda part: -part[1])))
-
-
-def idle_in_steps(evidence: Evidence) -> float | None:
-    """Mean share of the time in which no kernel ran, over GPUs, 0 to 1, outside checkpoints and evaluations; None: no GPU was watched."""
-    sampled = [evidence.during(series, pauses=False) for host in evidence.hosts for series in host.gpus.values()]
-    means = [float(values.mean()) for values in sampled if len(values) >= FEW_SAMPLES]
-    return 1 - float(np.mean(means)) / 100 if means else None
 
 
 def said(evidence: Evidence) -> str:

@@ -93,11 +93,18 @@ def far(steps: Steps) -> np.ndarray:
     return np.zeros(len(seconds), bool)
 
 
+@_once
+def usual(steps: Steps) -> np.ndarray:
+    """(n,) which windows are a run's usual speed: the steady ones without the outliers."""
+    mask: np.ndarray = steady(steps) & ~far(steps)
+    return mask
+
+
 def mean_seconds(steps: Steps, phase: str, where: np.ndarray | None = None) -> float | None:
     """A rank's mean seconds of a phase a step, over the usual windows; with `where`, over the steady ones among those."""
     if phase not in steps.seconds:
         return None
-    mask = steady(steps) & (~far(steps) if where is None else where)
+    mask = usual(steps) if where is None else steady(steps) & where
     values, weights = steps.seconds[phase][mask], counts(steps)[mask]
     if phase in UNKNOWN_WHERE_MISSING:
         values, weights = values[np.isfinite(values)], weights[np.isfinite(values)]
@@ -126,6 +133,14 @@ def seconds_after_the_first(steps: Steps) -> float:
     """Seconds of the steady windows, with those that took far longer: waits at the start of epochs, say."""
     kept = steady(steps)
     return float((np.nan_to_num(steps.seconds["step"]) * counts(steps))[kept].sum())
+
+
+def within(times: np.ndarray, began: np.ndarray, ended: np.ndarray) -> np.ndarray:
+    """(n,) which times lie in one of some spans, which may overlap."""
+    order = np.argsort(began, kind="stable")
+    latest = np.concatenate([[-np.inf], np.maximum.accumulate(ended[order])])
+    inside: np.ndarray = times <= latest[np.searchsorted(began[order], times, side="right")]
+    return inside
 
 
 def between(steps: Steps, stalls: Iterable[Stall]) -> np.ndarray:

@@ -8,6 +8,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from launcher.config.issues import UserError
@@ -98,13 +99,39 @@ def test_a_run_without_steps_is_compared_as_far_as_it_goes():
     assert str(Comparison(Diagnosis(plant(phases=None)), Diagnosis(plant(phases=None))))
 
 
-@pytest.mark.parametrize("steps_per_epoch", [3, 5, 7, 50, 1000])
+@pytest.mark.parametrize("steps_per_epoch", [3, 5, 7, 50])
 def test_epochs_are_counted_from_whatever_steps_were_logged(steps_per_epoch):
-    planted = plant(
-        phases=STEP, steps=400 // steps_per_epoch * steps_per_epoch or 400, log_every=1, steps_per_epoch=steps_per_epoch
-    )
-    whole = max(1, 400 // steps_per_epoch)
+    whole = 400 // steps_per_epoch
+    planted = plant(phases=STEP, steps=whole * steps_per_epoch, log_every=1, steps_per_epoch=steps_per_epoch)
     assert epochs_done(Evidence(planted)) == pytest.approx(whole)
+
+
+def in_the_first_epoch(steps: int, **extra: float) -> Diagnosis:
+    """A run that was stopped in an epoch of 10,000 steps; with further numbers of each window."""
+    planted = plant(phases=STEP, gpu=90, noise=0.001, steps=steps, steps_per_epoch=10_000)
+    [one] = planted.ranks
+    more = {name: np.full(len(one.step), value) for name, value in extra.items()}
+    return Diagnosis(replace(planted, ranks=(replace(one, extra={**one.extra, **more}),)))
+
+
+def test_a_part_of_the_first_epoch_is_not_counted_as_a_whole_one():
+    """Of an endless dataset, or of a run that was stopped before its records told its number of images."""
+    both = Comparison(in_the_first_epoch(100), in_the_first_epoch(400))
+    assert epochs_done(both.before.evidence) is None and both.results() == []
+    assert "reduction ratio" not in str(both) and both.speedup.value == pytest.approx(1, rel=0.01)
+
+
+def test_epochs_have_the_length_that_the_observer_recorded():
+    both = Comparison(*(in_the_first_epoch(steps, epoch_steps=10_000) for steps in (100, 400)))
+    before, after = both.results()
+    assert (before.epochs, after.epochs) == (0.01, 0.04)
+    assert before.reduction_ratio == pytest.approx(1, rel=0.01)
+    assert after.hours_per_epoch == pytest.approx(10_000 * 0.25 / 3600, rel=0.01)
+
+
+@pytest.mark.parametrize("recorded", [0.0, -1.0, float("nan")])
+def test_a_recorded_length_that_no_epoch_can_have_is_none(recorded):
+    assert epochs_done(in_the_first_epoch(100, epoch_steps=recorded).evidence) is None
 
 
 def test_the_picture_of_two_runs_shows_their_phases_and_cores_and_what_was_changed(tmp_path):

@@ -19,6 +19,8 @@ from launcher.insight.script import PAUSES
 from launcher.insight.speed import training
 from launcher.insight.touches import START, TOUCHES, UNKNOWN, touch_of
 from tests.insight.planted import plant
+from tests.insight.test_neighbours import with_programs as beside_programs
+from tests.insight.test_neighbours import with_threads
 from tests.insight.test_rules import PLANTED
 
 STEP = {"data_wait": 0.1, "host_to_device": 0.03, "student_forward": 0.08, "backward": 0.15, "optimizer": 0.04}
@@ -116,6 +118,47 @@ def test_workers_that_share_the_cores_touch_every_phase():
     )
     assert free.comparability.control is not None and full.comparability.control is None
     assert "no control: num_workers can touch every phase" in full.sentences()[0] and full.speedup == full.measured
+
+
+KEPT = {"data_wait": 0.001, "student_forward": 0.12, "backward": 0.27, "optimizer": 0.03}
+FREE = {"data_wait": 0.001, "student_forward": 0.08, "backward": 0.15, "optimizer": 0.02}
+"""KT's fault and its fix: a third of the step is a wait for a core."""
+
+
+def with_workers(number: int, phases: dict[str, float], ranks: int, **values: object) -> Measurements:
+    """A run on a GPU, or on eight, with 12 cores a process of which half are in use at most."""
+    busy = 0.45 * 12 * ranks if number > 2 else 0.2 * 12 * ranks
+    planted = dict(phases=phases, ranks=ranks, gpu=50.0, cores=12 * ranks, busy=busy, pegged=2, noise=0.02)
+    return plant(**{**planted, **values}, settings={"num_workers": number})
+
+
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_workers_that_keep_the_training_thread_from_its_core_touch_every_phase_though_cores_are_free(ranks):
+    before = Diagnosis(with_threads(with_workers(16, KEPT, ranks), delay=0.35, workers=0.9))
+    after = Diagnosis(with_threads(with_workers(2, FREE, ranks, gpu=85.0, seed=1), delay=0.02, workers=0.9))
+    assert before.findings[0].kind == "too_many_workers" and before.evidence.full == 0
+    both = Comparison(before, after)
+    assert both.comparability.why_no_control == "num_workers can touch every phase that was measured"
+    assert both.speedup == both.measured and both.speedup.value == pytest.approx(0.421 / 0.251, rel=0.02)
+    assert both.kept()[0].is_inside
+    assert Comparison(after, before).comparability.control is None, "whichever run it is in"
+
+
+def test_so_do_workers_that_are_only_suspected_of_it():
+    """As in KT's log: nothing recorded who has the cores, but steps swing and the GPU idles."""
+    swings = {step: ("backward", 3.0) for step in range(20, 201, 20)}
+    before, after = (Diagnosis(with_workers(n, FREE, 1, slow_steps=slow)) for n, slow in ((16, swings), (2, None)))
+    assert before.findings[0].title.startswith("Prime suspect")
+    assert Comparison(before, after).comparability.control is None
+
+
+def test_a_core_that_other_programs_take_is_no_reason_against_the_control():
+    """It tells by how much the machine was busier."""
+    before = Diagnosis(with_threads(with_workers(4, FREE, 1), delay=0.02, workers=0.9))
+    taken = with_threads(with_workers(2, slower(FREE, 1.7), 1), delay=0.35, workers=0.9)
+    for cores, possible in ((4.0, False), (0.5, True)):
+        both = Comparison(before, Diagnosis(beside_programs(taken, ffmpeg=cores)))
+        assert (both.speedup is not None) == possible
 
 
 @pytest.mark.parametrize(

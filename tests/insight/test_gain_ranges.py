@@ -53,6 +53,26 @@ def test_a_gain_is_a_range_with_its_confidence_and_a_bound_says_why_there_is_no_
     assert str(bounded(0.5, "not measured")) == "speed-up at most 2.00 (not measured)"
 
 
+def test_the_gain_of_a_first_fix_that_the_run_has_already_goes_with_it():
+    """A compiled job is not told what compiling saves. A fix that was not the first takes none."""
+    step = {"data_wait": 0.002, "student_forward": 0.08, "backward": 0.15, "optimizer": 0.01}
+    starved = dict(phases=step, steps=400, gpu=60, gpu_memory=80)
+    bare = found("gpu_starved", **starved)
+    compiled = found("gpu_starved", **starved, settings={"compile": True})
+    assert bare.fixes[0].setting == "hyperparameters.compile" and "compiling" in bare.gain.formula
+    assert [fix.setting for fix in compiled.fixes] == ["hyperparameters.profile_steps"]
+    assert (
+        compiled.gain.formula
+        == f"1 / (1 - {compiled.share:.2f}); how much of it the fixes that are left save is not known"
+    )
+    assert compiled.gain.share == compiled.share == bare.share and compiled.gain.expected is None
+    small = {**starved, "phases": {name: seconds / 8 for name, seconds in step.items()}, "gpu_memory": 30}
+    kept = found("small_batch", **small, settings={"compile": True})
+    assert kept.fixes[0].setting == "hyperparameters.global_batch_size" and kept.gain.expected is not None, (
+        "not its first"
+    )
+
+
 def test_a_shorter_or_noisier_run_has_a_wider_range():
     long, short, noisy = gain_of(steps=400), gain_of(steps=80), gain_of(steps=400, noise=0.4)
     assert width(long) < width(short) and width(long) < width(noisy)

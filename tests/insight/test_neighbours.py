@@ -19,7 +19,7 @@ from launcher.insight.contention import (
 )
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.evidence import Evidence
-from launcher.insight.measurements import Measurements, Series
+from launcher.insight.measurements import Host, Measurements, Series
 from launcher.insight.rules.table import judge
 from tests.conftest import ROOT
 from tests.insight.planted import BEGAN, plant
@@ -50,7 +50,23 @@ def kt(iterations=KT, *, workers=16, gpu=35.0, busy=30.0, pegged=4, **planted) -
         dataclasses.replace(steps, ended=BEGAN + np.cumsum(whole), seconds={**own, "step": whole})
         for steps in found.ranks
     )
-    return dataclasses.replace(found, ranks=ranks)
+    longer = whole.sum() / (found.ranks[0].ended[-1] - BEGAN)
+    return dataclasses.replace(
+        found, ranks=ranks, hosts={name: _slower(one, longer) for name, one in found.hosts.items()}
+    )
+
+
+def _slower(host: Host, times: float) -> Host:
+    """The same samples, further apart: of a run that takes so many times as long."""
+
+    def later(series: Series) -> Series:
+        return Series(BEGAN + times * (series.times - BEGAN), series.values)
+
+    every = {
+        name: {key: later(series) for key, series in getattr(host, name).items()}
+        for name in ("cores", "io_wait", "gpus", "gpu_memory", "other")
+    }
+    return dataclasses.replace(host, **every)
 
 
 def with_threads(

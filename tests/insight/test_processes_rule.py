@@ -52,7 +52,7 @@ def test_the_rank_that_waits_least_says_what_the_exchange_takes():
         found = finding("communication_bound", ranks={0: {"grad_sync": 0.5}, 1: {"grad_sync": least}})
         assert (found is not None) == accused
     assert "20 % of a step of 1 s on the rank that waits least (of 2; most 50 %)" in found.evidence[0]
-    assert found.evidence[1] == "sent 2.0 MB/s a host"
+    assert found.evidence[1] == "sent 2.1 MB/s a host"
     run = plant(phases={**STEP, "grad_sync": 0.2}, noise=0.0, ranks=2)
     silent = {name: dataclasses.replace(host, network={}) for name, host in run.hosts.items()}
     [alone] = judge(Evidence(dataclasses.replace(run, hosts=silent))).findings

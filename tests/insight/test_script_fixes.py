@@ -9,6 +9,7 @@ import pytest
 
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding, Fix
+from launcher.insight.gains import bounded
 from launcher.insight.rules.script_fixes import for_script
 from launcher.insight.script import Address, Part, SampledLine, Script
 from tests.insight.planted import plant
@@ -72,6 +73,17 @@ def test_advice_is_for_those_who_can_follow_it(scope, by_launcher, kept):
 )
 def test_a_setting_of_the_kits_is_kept_where_a_script_has_it_otherwise(fix, kept):
     assert (told(loader(), fix=fix) != NOTHING) == kept
+
+
+@pytest.mark.parametrize(("now", "kept"), [(None, True), (True, False)])
+def test_the_gain_of_a_fix_that_a_script_has_already_goes_with_it(now, kept):
+    gain = bounded(0.3, "what compiling saves is not known")
+    fixes = (kit("compile", True, now), Fix(setting=None, value="a profile"))
+    finding = Finding(kind="any", title="", share=0.3, evidence=("",), cause="", fixes=fixes, gain=gain, rank=1)
+    run = dataclasses.replace(plant(phases=CPU, noise=0.0), script=Script(parts=()))
+    found = for_script(finding, Evidence(run))
+    assert len(found.fixes) == 1 + kept and (found.gain == gain) == kept
+    assert ("compiling" in found.gain.formula) == kept and found.gain.share == 0.3
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -108,6 +110,34 @@ def test_the_title_says_when_memory_is_full(seconds, left, last):
 def test_memory_that_is_full_within_ten_times_the_time_watched_is_urgent(end, urgent):
     """Six points in the time watched."""
     assert memory(np.linspace(end - 10, end, POINTS)).urgent == urgent
+
+
+def loading(load: float, train: float, grows: float = 0.0) -> Measurements:
+    """A host whose memory fills from 10 to 60 % before the first step, and grows in the steps."""
+    run = plant(phases={"student_forward": 0.08, "backward": 0.16}, steps=round(train / 0.24), steps_per_epoch=10_000, gpu=92,
+                facts={"seconds_to_first_step": load})  # fmt: skip
+    times = np.arange(BEGAN - load, run.ranks[0].ended[-1], 0.5)
+    values = np.interp(times, [BEGAN - load, BEGAN, times[-1]], [10.0, 60.0, 60.0 + grows])
+    values += np.random.default_rng(0).normal(0, 0.1, len(times))
+    host = dataclasses.replace(run.hosts["algo-1"], memory=Series(times, values))
+    return dataclasses.replace(run, hosts={"algo-1": host})
+
+
+@pytest.mark.parametrize(("load", "train"), [(300, 60), (600, 90), (50, 12), (300, 8)])
+def test_what_is_loaded_before_the_first_step_is_no_growth(load, train):
+    found = judge(Evidence(loading(load, train))).findings
+    assert [one.kind for one in found] == (["slow_start"] if load >= 300 else [])
+
+
+def test_memory_that_grows_in_the_steps_is_found_after_any_start():
+    first, *_ = judge(Evidence(loading(300, 60, grows=20.0))).findings
+    assert first.kind == "memory_growth" and first.urgent
+    assert first.evidence == ("algo-1: 12 percentage points in the last 36 s, 80 % at the end and rising",)
+
+
+def test_too_few_samples_in_the_steps_are_told():
+    told = system.host_memory(Evidence(loading(300, 8)))
+    assert isinstance(told, NotMeasured) and told.reason == "fewer than 20 samples while steps ran"
 
 
 def test_fewer_than_twenty_samples_show_no_trend():

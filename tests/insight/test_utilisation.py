@@ -75,7 +75,8 @@ def test_an_idle_device_while_a_checkpoint_is_written_is_no_part_of_a_step():
             values[(stall.began <= one.times) & (one.times <= stall.began + stall.seconds)] = 0.0
         idle[name] = Series(one.times, values)
     evidence = Evidence(dataclasses.replace(made, hosts={"algo-1": dataclasses.replace(host, gpus=idle)}))
-    assert evidence.gpu_idle > 0.5 and utilisation.idle_in_steps(evidence) == pytest.approx(0.1)
+    found = utilisation.utilisation(evidence).rest
+    assert evidence.gpu_idle == pytest.approx(0.1) == found[INPUT] + found[IDLE]
 
 
 def test_where_the_devices_use_was_not_recorded_what_is_left_is_not_told_apart():

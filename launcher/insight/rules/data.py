@@ -124,8 +124,8 @@ def _blocked(evidence: Evidence, cores: float) -> bool:
     if evidence.workers:
         return evidence.worker_use is not None and evidence.worker_use < working
     reader, wait = thread_cpu(evidence), evidence.share("data_wait")
-    if evidence.own_cpu is not None and evidence.step_seconds:
-        process = evidence.own_cpu / evidence.step_seconds  # with all threads of its arithmetic, which may spin
+    process = evidence.cores_used(evidence.own_cpu)  # with all threads of its arithmetic, which may spin
+    if process is not None:
         if reader is None:
             reader = process
         elif wait:
@@ -421,12 +421,13 @@ def _from_system_metrics(evidence: Evidence) -> Answer:
         return _storage(evidence, None, lost=idle)
     if evidence.busy < 0.85:
         return None
+    share = idle * evidence.steps_part
     return Finding(
         kind="data_bound",
         title="All cores are full while the GPUs wait",
-        share=idle,
+        share=share,
         evidence=tuple(_numbers(evidence, None)),
         cause=f"probably decoding and augmentation, which was not measured ({evidence.why_not('data_wait')})",
         fixes=cheaper_images(evidence),
-        gain=bounded(idle),
+        gain=bounded(share),
     )

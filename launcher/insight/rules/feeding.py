@@ -183,9 +183,9 @@ def _small(evidence: Evidence) -> bool:
 
 def _one_core(evidence: Evidence) -> bool:
     """Whether the training process keeps one core busy all the time."""
-    own = evidence.own_cpu
-    if own is not None and evidence.step_seconds:
-        return own / evidence.step_seconds >= 0.85
+    own = evidence.cores_used(evidence.own_cpu)
+    if own is not None:
+        return own >= 0.85
     pegged, busy = evidence.pegged, evidence.busy
     return pegged is not None and pegged >= 0.5 and busy is not None and busy < 0.7
 
@@ -206,9 +206,9 @@ def _numbers(evidence: Evidence, lost: float) -> list[str]:
         numbers.append(f"waiting for data only {percent(wait)}")
     if evidence.gpu_memory is not None:
         numbers.append(f"GPU memory at most {evidence.gpu_memory:.0f} % in use (95th percentile)")
-    own = evidence.own_cpu
-    if own is not None and evidence.step_seconds is not None:
-        numbers.append(f"the training process uses {own / evidence.step_seconds:.2f} cores")
+    own = evidence.cores_used(evidence.own_cpu)
+    if own is not None:
+        numbers.append(f"the training process uses {own:.2f} cores")
     if evidence.pegged is not None and evidence.busy is not None:
         numbers.append(
             f"a core at 95 % or more in {percent(evidence.pegged)} of the samples, {percent(evidence.busy)} of all in use"

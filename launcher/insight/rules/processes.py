@@ -141,7 +141,7 @@ def uneven_gpus(evidence: Evidence) -> Answer:
     if not evidence.uneven or len(evidence.ranks) >= 2:
         return None
     most, least = max(means, key=means.__getitem__), min(means, key=means.__getitem__)
-    lost = min(max((means[most] - float(np.mean(list(means.values())))) / 100, 0.0), 1.0)
+    lost = evidence.steps_part * min(max((means[most] - float(np.mean(list(means.values())))) / 100, 0.0), 1.0)
     return Finding(
         kind="uneven_gpus",
         title=f"The GPUs are used unevenly: {most} {means[most]:.0f} %, {least} {means[least]:.0f} %",

@@ -12,6 +12,7 @@ from typing import Any
 from launcher.insight import windows
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding, Fix, percent
+from launcher.insight.gains import of_other_fixes
 from launcher.insight.script import Address, Part, SampledLine, Script
 
 ARGUMENTS: dict[str | None, dict[str, str]] = {
@@ -61,9 +62,16 @@ def for_script(finding: Finding, evidence: Evidence) -> Finding:
         *(fix for fix in told if fix is not None),
         *more(finding, evidence, script),
     )
+    if finding.gain is not None and finding.fixes and _has_it(finding.fixes[0]):
+        finding = replace(finding, gain=of_other_fixes(finding))
     return replace(
         finding, fixes=fixes or (_note("see in which lines of the script the training thread spends its time"),)
     )
+
+
+def _has_it(fix: Fix) -> bool:
+    """Whether the run has a fix's value already."""
+    return fix.setting is not None and fix.now is not None and fix.value == fix.now
 
 
 def _told(fix: Fix, evidence: Evidence, script: Script) -> Fix | None:
@@ -72,8 +80,7 @@ def _told(fix: Fix, evidence: Evidence, script: Script) -> Fix | None:
         return fix if fix.scope == "any" or (fix.scope == "job" and script.by_launcher) else None
     kind, _, name = fix.setting.partition(".")
     if kind == "hyperparameters":
-        is_new = fix.value != fix.now or fix.now is None
-        return SETTINGS[name](fix, evidence, script) if name in SETTINGS and is_new else None
+        return SETTINGS[name](fix, evidence, script) if name in SETTINGS and not _has_it(fix) else None
     if kind != "environment" or script.by_launcher:
         return fix
     now = f" (now {fix.now})" if fix.now is not None else ""

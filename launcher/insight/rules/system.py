@@ -15,7 +15,7 @@ GROWTH = 5.0
 """Percentage points of memory within the later part of a run that count as growth: the increase of Debugger's GPUMemoryIncrease."""
 
 SETTLED = 0.4
-"""Share of a run after which memory should be constant: data are cached and workers are up."""
+"""Share of the steps after which memory should be constant: data are cached and workers are up."""
 
 SOON = 10
 """Times as long as it was watched: a run whose memory is full by then most likely does not reach its end."""
@@ -74,8 +74,9 @@ def _of_a_larger_quota(evidence: Evidence, lost: float) -> Gain:
         return bounded(touched, f"1 / (1 - {touched:.2f}); how many cores the processes would use is not known")
     [host] = hosts
     ranks, used = evidence.local_ranks(host), min(float(evidence.busy_cores(host).mean()), evidence.usable_cores(host))
-    if evidence.all_cpu is not None and evidence.step_seconds:
-        used = ranks * evidence.all_cpu / evidence.step_seconds  # without what else runs on the host
+    cores = evidence.cores_used(evidence.all_cpu)
+    if cores is not None:
+        used = ranks * cores  # without what else runs on the host
     wanted = min(float(len(host.cores)), ranks * (threads + workers))
     device = 1 - evidence.gpu_idle if evidence.gpu_idle is not None else 0.0
     left = max(min(used / wanted, 1.0), device)
@@ -132,11 +133,15 @@ def gpu_memory(evidence: Evidence) -> Answer:
 def _growth(
     evidence: Evidence, series: dict[str, Series], what: str, kind: str, thing: str, cause: str, fixes: tuple[Fix, ...]
 ) -> Answer:
-    """The steepest growth of several records, if it continues through the later part of the run."""
-    judged = {name: found for name, one in series.items() if (found := _steady_growth(one)) is not None}
+    """The steepest growth of several records, if it continues through the later part of the steps.
+
+    What is loaded before the first step is no growth, however long that takes. Where no step was timed, all of the record counts.
+    """
+    records = {name: evidence.while_stepping(one) for name, one in series.items()}
+    judged = {name: found for name, one in records.items() if (found := _steady_growth(one)) is not None}
     if not judged:
-        few = f"fewer than {SAMPLES} samples" if series else evidence.why_no_hosts
-        return NotMeasured(what=what, reason=few)
+        few = f"fewer than {SAMPLES} samples{' while steps ran' if evidence.ranks else ''}"
+        return NotMeasured(what=what, reason=few if series else evidence.why_no_hosts)
     name = max(judged, key=lambda key: judged[key][0])
     points, hours, now = judged[name]
     if points < GROWTH:
@@ -158,7 +163,7 @@ def _growth(
 
 
 def _steady_growth(series: Series) -> tuple[float, float, float] | None:
-    """(percentage points gained, hours, last value) of the later part of a run; 0 points where some of it does not grow.
+    """(percentage points gained, hours, last value) of the later part of a record; 0 points where some of it does not grow.
 
     Compares the medians of its thirds, so that single samples do not count. None: too few samples.
     """

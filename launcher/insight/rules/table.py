@@ -9,6 +9,7 @@ from typing import Any
 from launcher.insight.answers import Answer, DoesNotApply, NotMeasured
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding, Fix
+from launcher.insight.gains import of_other_fixes
 from launcher.insight.length import too_short
 from launcher.insight.report import Report
 from launcher.insight.rules import compute, data, feeding, neighbours, pauses, processes, script_fixes, serving, system
@@ -99,6 +100,8 @@ def _followable(finding: Finding, evidence: Evidence) -> Finding:
             for fix in finding.fixes
             if not _has_it(fix, evidence.settings) and not (evidence.remote and fix.setting in OF_WORKERS)
         )
+        if finding.gain is not None and fixes[:1] != finding.fixes[:1]:
+            finding = replace(finding, gain=of_other_fixes(finding))
         finding = replace(finding, fixes=fixes or (SEPARATE,))
     replayed = evidence.measurements.replay
     return replace(finding, fixes=tuple(replace(fix, run=replayed.run if replayed else None) for fix in finding.fixes))

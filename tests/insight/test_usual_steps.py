@@ -1,0 +1,221 @@
+"""A run is judged by its usual steps: neither compiling nor pauses nor outliers count as an idle GPU, and each step counts once."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from launcher.insight import windows
+from launcher.insight.contention import THREADS, neighbours
+from launcher.insight.diagnosis import Diagnosis
+from launcher.insight.evidence import Evidence
+from launcher.insight.measurements import Measurements, Series, Steps
+from tests.insight.planted import BEGAN, plant
+
+STEP = {"data_wait": 0.002, "host_to_device": 0.003, "student_forward": 0.08, "backward": 0.15, "optimizer": 0.01}
+SMALL = {name: seconds / 6 for name, seconds in STEP.items()}
+
+
+def idle_in(measured: Measurements, *spans: tuple[float, float]) -> Measurements:
+    """The same with GPUs on which nothing runs in those spans of Unix seconds."""
+    hosts = {}
+    for name, host in measured.hosts.items():
+        gpus = {}
+        for gpu, series in host.gpus.items():
+            inside = np.zeros(len(series.times), bool)
+            for began, ended in spans:
+                inside |= (began <= series.times) & (series.times < ended)
+            gpus[gpu] = Series(series.times, np.where(inside, 0.0, series.values))
+        hosts[name] = dataclasses.replace(host, gpus=gpus)
+    return dataclasses.replace(measured, hosts=hosts)
+
+
+def kinds(measured: Measurements) -> list[str]:
+    return [finding.kind for finding in Diagnosis(measured).findings]
+
+
+# Which samples count
+
+
+@pytest.mark.parametrize(("phases", "steps"), [(STEP, 600), (SMALL, 3600)], ids=["large steps", "small steps"])
+@pytest.mark.parametrize("compiling", [60.0, 110.0])
+def test_a_gpu_that_idles_while_the_first_step_compiles_is_not_starved(phases, steps, compiling):
+    """Of 200 or 250 seconds; before, the batch was too small, or the GPU idled for no reason known."""
+    run = plant(
+        phases=phases, steps=steps, log_every=5, steps_per_epoch=10_000, gpu=92, gpu_memory=40,
+        slow_steps={5: ("student_forward", compiling)}, settings={"compile": True},
+    )  # fmt: skip
+    evidence = Evidence(idle_in(run, (BEGAN, BEGAN + compiling)))
+    assert evidence.gpu_idle == pytest.approx(0.08, abs=0.015)
+    assert {"gpu_starved", "small_batch"}.isdisjoint(kinds(evidence.measurements))
+
+
+def test_a_gpu_that_idles_while_checkpoints_are_written_is_the_checkpoints_finding():
+    run = plant(
+        phases=STEP, steps=400, noise=0.01, gpu=77, gpu_memory=80, checkpoint=(50, 2.7), settings={"checkpoint_every": 50}
+    )  # fmt: skip
+    run = idle_in(run, *((stall.began, stall.began + stall.seconds) for stall in run.stalls))
+    assert Evidence(run).gpu_idle == pytest.approx(0.23, abs=0.01)
+    first, *more = Diagnosis(run).findings
+    assert first.kind == "checkpoint_stalls" and first.share == pytest.approx(0.18, abs=0.01)
+    assert "gpu_starved" not in [finding.kind for finding in more]
+
+
+def test_a_gpu_that_idles_in_rare_slow_steps_is_their_finding():
+    """The shares of phases have none of them either."""
+    slow = {at: ("data_wait", 10.0) for at in (100, 200, 300)}
+    run = plant(phases=STEP, steps=400, steps_per_epoch=100, noise=0.01, gpu=77, gpu_memory=80, slow_steps=slow)
+    steps = run.ranks[0]
+    far = np.flatnonzero(windows.far(steps))
+    assert [*steps.step[far]] == [*slow]
+    run = idle_in(run, *((steps.ended[at - 1], steps.ended[at]) for at in far))
+    assert Evidence(run).gpu_idle == pytest.approx(0.23, abs=0.01) and "gpu_starved" not in kinds(run)
+
+
+def test_a_pause_within_a_window_is_none_of_its_steps():
+    """As where a checkpoint is due every 25 steps and 10 make a line."""
+    run = plant(phases=STEP, steps=200, noise=0.0, gpu=80, checkpoint=(20, 5.0))
+    early = tuple(dataclasses.replace(stall, began=stall.began - 1.0) for stall in run.stalls)
+    steps = dataclasses.replace(run.ranks[0])
+    moved = dataclasses.replace(steps, ended=steps.ended + 4.0 * (steps.step % 20 == 0))
+    run = dataclasses.replace(run, ranks=(moved,), stalls=early)
+    run = idle_in(run, *((stall.began, stall.began + stall.seconds) for stall in early))
+    assert Evidence(run).gpu_idle == pytest.approx(0.2, abs=0.01)
+
+
+def test_cores_are_judged_in_usual_steps_too():
+    run = plant(phases=STEP, steps=200, noise=0.0, busy=2.0, throttled=0.0, checkpoint=(50, 5.0))
+    host = run.hosts["algo-1"]
+    [times, *_] = [core.times for core in host.cores.values()]
+    paused = np.any([(one.began <= times) & (times <= one.began + one.seconds) for one in run.stalls], axis=0)
+    full = Series(times, np.where(paused, 100.0, 25.0))
+    changed = dataclasses.replace(
+        host,
+        cores=dict.fromkeys(host.cores, full),
+        io_wait=dict.fromkeys(host.cores, Series(times, np.where(paused, 50.0, 0.0))),
+        throttled=full,
+        other={("pressure", "CPUPressurePercent", ""): full},
+    )
+    evidence = Evidence(dataclasses.replace(run, hosts={"algo-1": changed}))
+    assert evidence.busy == evidence.throttled == evidence.pressure == 0.25
+    assert evidence.full == evidence.pegged == evidence.waiting_cores == 0.0
+
+
+def test_where_no_step_was_timed_every_sample_counts():
+    run = plant(gpu=80, seconds=60)
+    halved = idle_in(run, (BEGAN, BEGAN + 30))
+    assert Evidence(halved).gpu_idle == pytest.approx(0.6, abs=0.02)
+
+
+def test_samples_of_the_start_do_not_stand_for_those_of_steps_that_are_too_few():
+    """A sample a minute: ten before the first step, four in the steps."""
+    run = plant(phases=STEP, steps=1000, steps_per_epoch=10_000, noise=0.0, gpu=95, busy=2.0)
+    times = BEGAN + np.arange(-600.0, 240.0, 60.0)
+
+    def seldom(use: float) -> Series:
+        return Series(times, np.where(times <= BEGAN, 0.0, use))
+
+    host = run.hosts["algo-1"]
+    rare = dataclasses.replace(
+        host, cores=dict.fromkeys(host.cores, seldom(25.0)), io_wait={}, gpus={"gpu0": seldom(95.0)},
+        gpu_memory={"gpu0": seldom(40.0)}, throttled=seldom(0.0),
+    )  # fmt: skip
+    evidence = Evidence(dataclasses.replace(run, hosts={"algo-1": rare}))
+    assert (
+        evidence.gpu_idle
+        is evidence.gpu_memory
+        is evidence.busy
+        is evidence.throttled
+        is evidence.waiting_cores
+        is None
+    )
+    few = "fewer than 5 samples of the hosts while usual steps ran"
+    assert evidence.why_no_hosts == evidence.why_no_series("throttled") == few
+    assert kinds(evidence.measurements) == []
+    assert len(evidence.during(host.disk["read"])) >= 5, "what is only shown has its own samples"
+    assert len(evidence.during(rare.gpus["gpu0"])) == len(times), "or all of them where that is none"
+
+
+def test_times_are_found_in_spans_that_overlap_or_are_none():
+    times = np.arange(10.0)
+    found = windows.within(times, np.array([6.0, 1.0, 2.0]), np.array([6.5, 4.0, 3.0]))
+    assert [*times[found]] == [1.0, 2.0, 3.0, 4.0, 6.0]
+    assert not windows.within(times, np.zeros(0), np.zeros(0)).any()
+
+
+# How much each step counts
+
+
+def with_slow_steps(measured: Measurements, slow: float, cpu: float, slow_cpu: float) -> Measurements:
+    """The same as the observer records it: every hundred steps one that takes `slow` seconds more stands alone, the others are 20 a window.
+
+    Args:
+        cpu, slow_cpu: CPU seconds of a step of the training process, and those that a slow one takes more.
+    """
+    counts = np.array(20 * [1.0, 20, 20, 20, 20, 20])
+    alone = counts == 1
+    usual = {name: float(np.mean(values)) for name, values in measured.ranks[0].seconds.items()}
+    seconds = {name: np.full(len(counts), mean) for name, mean in usual.items()}
+    for name in ("student_forward", "step"):
+        seconds[name] = seconds[name] + slow * alone
+    last = np.cumsum(counts).astype(int)
+    steps = Steps(
+        rank=0,
+        host="algo-1",
+        step=last,
+        epoch=(last - 1) // 101 + 1,
+        ended=BEGAN + np.cumsum(seconds["step"] * counts),
+        seconds=seconds,
+        extra={
+            "steps": counts,
+            "cpu_seconds": cpu + slow_cpu * alone,
+            "worker_cpu_seconds": np.full(len(counts), 0.008),
+        },
+    )
+    return dataclasses.replace(measured, ranks=(steps,))
+
+
+IDLE = dict(phases=STEP, steps=800, noise=0.0, gpu=55, cores=8, busy=1.2)
+
+
+def test_each_step_counts_once_however_many_share_its_window():
+    evidence = Evidence(with_slow_steps(plant(**IDLE), slow=1.0, cpu=0.05, slow_cpu=1.0))
+    [steps] = evidence.ranks
+    kept = windows.steady(steps)
+    weighted = np.average(steps.extra["cpu_seconds"][kept], weights=windows.counts(steps)[kept])
+    assert evidence.mean_extra("cpu_seconds") == pytest.approx(weighted) == pytest.approx(0.06, abs=0.001)
+
+
+def test_a_number_that_a_window_lacks_has_no_weight():
+    run = plant(**IDLE, cpu_seconds=0.1)
+    [steps] = run.ranks
+    gaps = steps.extra["cpu_seconds"].copy()
+    gaps[::2] = np.nan
+    run = dataclasses.replace(run, ranks=(dataclasses.replace(steps, extra={**steps.extra, "cpu_seconds": gaps}),))
+    assert Evidence(run).mean_extra("cpu_seconds") == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("slow_cpu", [0.0, 1.0])
+def test_slow_steps_that_compute_do_not_make_the_usual_ones_the_main_threads(slow_cpu):
+    """One in a hundred computes for a second: 0.24 cores in all, not more than 0.85."""
+    run = with_slow_steps(plant(**IDLE), slow=1.0, cpu=0.05, slow_cpu=slow_cpu)
+    first = Diagnosis(run).findings[0]
+    assert first.kind == "gpu_starved"
+    whole = 0.245 + 1 / 101
+    cores = (0.05 + slow_cpu / 101) / whole
+    assert f"the training process uses {cores:.2f} cores" in first.evidence
+
+
+def test_cpu_time_is_cores_over_the_time_of_the_same_steps():
+    """A process that always keeps one core busy, in steps that take a second longer too, uses one core and its workers their part."""
+    run = with_slow_steps(plant(**IDLE), slow=1.0, cpu=0.245, slow_cpu=1.0)
+    [steps] = run.ranks
+    thread = {"thread_cpu_seconds": 0.75 * steps.seconds["step"], "run_delay_seconds": 0 * steps.seconds["step"]}
+    run = dataclasses.replace(run, ranks=(dataclasses.replace(steps, extra={**steps.extra, **thread}),))
+    evidence = Evidence(run)
+    assert evidence.cores_used(evidence.own_cpu) == pytest.approx(1.0)
+    assert neighbours(evidence)[THREADS] == pytest.approx(0.25)
+    assert evidence.worker_use == pytest.approx(0.008 / 4 / evidence.steady_step_seconds)
+    assert evidence.cores_used(None) is None and Evidence(plant(gpu=50)).cores_used(0.1) is None
