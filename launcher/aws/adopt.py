@@ -49,7 +49,8 @@ def adopt(name: str, region: str) -> RunFolder:
         except archives.ArchiveError as error:
             fix = f"remove it (aws s3 rm {record}) and attach again: the run then has what SageMaker knows of it"
             raise mistake(key, f"the run's record, {record}, is {error}", fix) from error
-        records.write_json(made.remote, {"TrainingJobStatus": records.IN_PROGRESS, "adopted": True})
+        known = {"TrainingJobStatus": records.IN_PROGRESS, "TrainingJobArn": described["TrainingJobArn"]}
+        records.write_json(made.remote, {**known, "emulator": session.emulator(), "adopted": True})
         made.path.replace(folder.path)  # whole, or not at all
     return folder
 

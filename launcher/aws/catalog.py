@@ -121,6 +121,15 @@ def instance_types() -> tuple[str, ...]:
     return tuple(_instances())
 
 
+def addresses(type_name: str) -> int:
+    """Private addresses of its subnet that a host takes: at least 5 with EFA, else 2.
+
+    https://docs.aws.amazon.com/sagemaker/latest/dg/train-vpc.html, Ensure That Subnets Have Enough IP Addresses
+    """
+    known = instance(type_name)
+    return 5 if known is not None and known.efa else 2
+
+
 def gpu(name: str) -> Gpu:
     """A GPU by its name in `InstanceType.gpu`.
 

@@ -19,8 +19,11 @@ from typing import Any
 
 from launcher.aws import prices, session
 from launcher.aws.upload import split
+from launcher.config import placeholders
+from launcher.config.issues import mistake
 from launcher.record import archives, failures, metrics_file, records, trust
 from launcher.record.records import RunFolder
+from launcher.show.text import counted
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 LAST_LINES_SECONDS = 3
@@ -41,7 +44,7 @@ KEPT = (
     *("TrainingJobName", "TrainingJobArn", "TrainingJobStatus", "SecondaryStatus", "SecondaryStatusTransitions"),
     *("FailureReason", "CreationTime", "TrainingStartTime", "TrainingEndTime", "LastModifiedTime"),
     *("TrainingTimeInSeconds", "BillableTimeInSeconds", "ModelArtifacts", "FinalMetricDataList"),
-    *("ProfilerConfig", "ProfilingStatus", "WarmPoolStatus"),
+    *("ProfilerConfig", "ProfilingStatus", "WarmPoolStatus", "ResourceConfig"),
 )
 """Members of DescribeTrainingJob's answer that remote.json holds."""
 
@@ -55,6 +58,7 @@ def refresh(folder: RunFolder) -> bool:
 
     Raises:
         botocore's errors: SageMaker, CloudWatch Logs or S3 did not answer. The folder keeps what came before.
+        UserError: the job is in another account than the environment's credentials.
     """
     if folder.outcome.exists():
         return False
@@ -68,71 +72,164 @@ def refresh(folder: RunFolder) -> bool:
         except session.errors() as error:
             if not session.is_unknown_job(error):
                 raise
-            return _is_gone(folder, known)
+            return _is_gone(folder, region, known)
         described = {name: _plain(answer[name]) for name in KEPT if name in answer}
         changed = any(described.get(name) != known.get(name) for name in KEPT)
-        records.write_json(folder.remote, {**known, **described, "asked": _now()})
+        known = {**known, **described, "asked": _now()}
+        records.write_json(folder.remote, known)
         if described["TrainingJobStatus"] == records.STOPPING:
             folder.request_stop(STOPPED_ELSEWHERE)
-        no_logs = ""
-        try:
-            changed |= fetch_logs(folder, region, len(plan["hosts"]))
-            if described["TrainingJobStatus"] in records.OVER:
-                time.sleep(LAST_LINES_SECONDS)
-                fetch_logs(folder, region, len(plan["hosts"]))
-        except session.errors() as error:
-            if session.is_transient(error):
-                raise
-            no_logs = f"logs: {session.about(error)[0]}"  # following works without logs
+        new, no_logs = fetch_logs(folder, region, len(plan["hosts"]))
+        if described["TrainingJobStatus"] in records.OVER:
+            time.sleep(LAST_LINES_SECONDS)
+            _, no_logs = fetch_logs(folder, region, len(plan["hosts"]))
+        if no_logs != known.get("no_logs", ""):
+            records.write_json(folder.remote, {**known, "no_logs": no_logs})
         if described["TrainingJobStatus"] in records.OVER:
             _finish(folder, plan, region, described, [no_logs] if no_logs else [])
-        return changed
+        return changed or new
 
 
-def _is_gone(folder: RunFolder, known: dict[str, Any]) -> bool:
-    """Handle an unknown job, which is not created yet or was deleted."""
-    if not known or time.time() - known.get("sent", 0) < UNKNOWN_SECONDS:
-        return False
-    records.write_json(
-        folder.outcome,
-        {"state": records.FAILED, "failure": "SageMaker has no such job; it was never created, or was deleted"},
-    )
+def _is_gone(folder: RunFolder, region: str, known: dict[str, Any]) -> bool:
+    """Handle a job that SageMaker does not know: it is not created yet, is in another account, or was deleted.
+
+    Raises:
+        UserError: the environment's credentials are of another account.
+    """
+    if not known or folder.supervisor_lives():
+        return False  # it is being created
+    if _was_emulated(known):
+        failure = "the SageMaker emulator that ran it was closed, which ends its jobs"
+    else:
+        _refuse_other_account(region, known)
+        if time.time() - known.get("sent", 0) < UNKNOWN_SECONDS:
+            return False
+        failure = "SageMaker has no such job; it was never created, or was deleted"
+    _write_outcome(folder, {"state": records.FAILED, "failure": failure})
     return True
 
 
-def fetch_logs(folder: RunFolder, region: str, hosts: int) -> bool:
+def _was_emulated(known: dict[str, Any]) -> bool:
+    """Whether the job ran on an emulator that is closed. A tunnel to AWS may have had such an address too, but has a real account."""
+    address = known.get("emulator")
+    return bool(address) and _account(known) == placeholders.ACCOUNT and session.is_closed(str(address))
+
+
+def _refuse_other_account(region: str, known: dict[str, Any]) -> None:
+    """Raise a UserError where the environment names another account, or another emulator, than the job was sent to.
+
+    To both, SageMaker answers that it has no such job. The emulators of all users have the same account, and each its own address.
+    """
+    here = session.emulator()
+    there = known.get("emulator", here)
+    if here != there:
+        found = f"the environment names {_place(here)}, and the job is on {_place(there)}"
+        fix = "export the variables that launcher emulate printed" if there else "unset AWS_ENDPOINT_URL"
+        raise mistake("AWS_ENDPOINT_URL", found, fix)
+    ours = session.account(region)
+    its = _account(known) or ours
+    if ours != its:
+        found = f"these credentials are of account {ours}, and the job is in {its}"
+        raise mistake("credentials", found, f"set AWS_PROFILE to a profile of account {its}")
+
+
+def _account(known: dict[str, Any]) -> str | None:
+    """The account of a job, by its ARN; before SageMaker's first answer, that to which it was sent. None: not recorded.
+
+    arn:PARTITION:sagemaker:REGION:ACCOUNT:training-job/NAME
+    https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonsagemaker.html
+    """
+    arn = known.get("TrainingJobArn")
+    return str(arn).split(":")[4] if arn else known.get("account")
+
+
+def _place(emulator: str) -> str:
+    return f"the SageMaker emulator at {emulator}" if emulator else "AWS"
+
+
+def fetch_logs(folder: RunFolder, region: str, hosts: int) -> tuple[bool, str]:
     """Append new lines of every host's log streams to logs/<host>.log.
 
-    A spot job that was interrupted has several streams for a host, one after the other. The position in a stream is written
-    after its lines. Lines that a crash left without a position are truncated and read again.
+    A spot job that was interrupted has several streams for a host, one after the other.
+
+    Returns:
+        Whether there were any; and why the lines of some host cannot be read, without which a job is followed all the same: "" where
+        all can.
+
+    Raises:
+        botocore's transient errors.
     """
     client = session.client("logs", region)
-    file = folder.path / "logs" / "streams.json"
-    file.parent.mkdir(exist_ok=True)
-    state = folder.read(file) or {"sizes": {}, "tokens": {}}
-    new = False
+    (folder.path / "logs").mkdir(exist_ok=True)
+    new, problems = False, list[str]()
+    with _noted("logs", problems):
+        streams = _streams(client, folder.name)
+        for host in (f"algo-{index + 1}" for index in range(hosts) if streams):
+            own = [name for name in streams if re.match(rf"{re.escape(folder.name)}/{host}(-|$)", name)]
+            with _noted(f"logs of {host}", problems):
+                new |= _fetch_log(client, folder, host, sorted(own, key=lambda name: (len(name), name)))
+    more = f", and {counted(len(problems) - 1, 'more host')}" if len(problems) > 1 else ""
+    return new, problems[0] + more if problems else ""
+
+
+@contextlib.contextmanager
+def _noted(what: str, problems: list[str]) -> Iterator[None]:
+    """Note an error of AWS that stays. Raises one that may pass."""
     try:
-        streams = [
-            stream["logStreamName"]
-            for page in client.get_paginator("describe_log_streams").paginate(
-                logGroupName=LOG_GROUP, logStreamNamePrefix=f"{folder.name}/"
-            )
-            for stream in page["logStreams"]
-        ]
-    except client.exceptions.ResourceNotFoundException:
-        return False  # the account's first job has not started yet
-    for host in (f"algo-{index + 1}" for index in range(hosts)):
-        own = [name for name in streams if re.match(rf"{re.escape(folder.name)}/{host}(-|$)", name)]
-        with open(folder.log(host), "ab") as log:
-            log.truncate(state["sizes"].get(host, 0))
-            log.seek(0, io.SEEK_END)
-            for stream in sorted(own, key=lambda name: (len(name), name)):
-                for token, lines in _events(client, stream, state["tokens"].get(stream)):
-                    log.write("".join(line.rstrip("\n") + "\n" for line in lines).encode())
-                    log.flush()
-                    new |= bool(lines)
-                    state["tokens"][stream], state["sizes"][host] = token, log.tell()
-                    records.write_json(file, state, durable=False)  # often; a crash only makes the lines be read again
+        yield
+    except session.errors() as error:
+        if session.is_transient(error):
+            raise
+        problems.append(f"{what}: {session.about(error)[0]}")
+
+
+def _streams(client: Any, job: str) -> list[str]:
+    """The names of a job's log streams; [] where the account's first job has not started yet."""
+    pages = client.get_paginator("describe_log_streams").paginate(logGroupName=LOG_GROUP, logStreamNamePrefix=f"{job}/")
+    try:
+        return [stream["logStreamName"] for page in pages for stream in page["logStreams"]]
+    except session.errors() as error:
+        if session.code(error) != "ResourceNotFoundException":
+            raise
+        return []
+
+
+def _fetch_log(client: Any, folder: RunFolder, host: str, streams: list[str]) -> bool:
+    """Append the new lines of a host; whether there were any.
+
+    The position in a stream is a token, which expires after 24 hours and is then refused as an invalid parameter. The host's log is then
+    read again from its first line.
+    https://docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_GetLogEvents.html
+    """
+    file = folder.path / "logs" / "streams.json"
+    positions = folder.read(file) or {"sizes": {}, "tokens": {}}
+    try:
+        return _append(client, folder, host, streams, positions)
+    except session.errors() as error:
+        if session.code(error) != "InvalidParameterException" or not positions["tokens"].keys() & {*streams}:
+            raise
+    positions["sizes"][host] = 0
+    positions["tokens"] = {stream: token for stream, token in positions["tokens"].items() if stream not in streams}
+    records.write_json(file, positions, durable=False)
+    return _append(client, folder, host, streams, positions)
+
+
+def _append(client: Any, folder: RunFolder, host: str, streams: list[str], positions: dict[str, Any]) -> bool:
+    """Append a host's lines after its recorded positions, and record the new ones after the lines; whether there were any.
+
+    Lines that a crash left without a position are truncated and read again.
+    """
+    new = False
+    with open(folder.log(host), "ab") as log:
+        log.truncate(positions["sizes"].get(host, 0))
+        log.seek(0, io.SEEK_END)
+        for stream in streams:
+            for token, lines in _events(client, stream, positions["tokens"].get(stream)):
+                log.write("".join(line.rstrip("\n") + "\n" for line in lines).encode())
+                log.flush()
+                new |= bool(lines)
+                positions["tokens"][stream], positions["sizes"][host] = token, log.tell()
+                records.write_json(folder.path / "logs" / "streams.json", positions, durable=False)  # often
     return new
 
 
@@ -194,7 +291,13 @@ def _finish(
     metrics_file.merge(folder, hosts)
     if not_saved:
         outcome["not_saved"] = not_saved
-    records.write_json(folder.outcome, {name: value for name, value in outcome.items() if value is not None})
+    _write_outcome(folder, {name: value for name, value in outcome.items() if value is not None})
+
+
+def _write_outcome(folder: RunFolder, outcome: dict[str, Any]) -> None:
+    """Write outcome.json, with the room that was kept for it."""
+    folder.reserve.unlink(missing_ok=True)
+    records.write_json(folder.outcome, outcome)
 
 
 def interruptions(described: dict[str, Any]) -> int | None:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from launcher.aws import catalog, prices, request, session
+from launcher.aws import catalog, prices, request, security_groups, session
 from launcher.aws.upload import split
 from launcher.config import placeholders
 from launcher.config.issues import Issue, UserError, did_you_mean
-from launcher.planner import groups
 from launcher.planner.plan import Plan
+from launcher.show.text import counted
 
 warning = partial(Issue, level="warning")
 not_checked = partial(Issue, level="not checked")
@@ -204,7 +204,7 @@ class OnlineChecks:
             )
 
     def subnets(self) -> Iterator[Issue]:
-        """Whether the subnets exist in one VPC, with an address for each host."""
+        """Whether the subnets exist in one VPC, with the addresses that the hosts take."""
         key, client = "network.subnets", self.client("ec2")
         found, missing = _described(
             lambda name: client.describe_subnets(SubnetIds=[name])["Subnets"], self.job.network.subnets
@@ -215,14 +215,19 @@ class OnlineChecks:
         if len({subnet["VpcId"] for subnet in found}) > 1:
             yield Issue(key=key, found="subnets of several VPCs", valid="one VPC", fix="use subnets of one VPC")
         free = sum(subnet.get("AvailableIpAddressCount", 0) for subnet in found)
-        hosts = sum(prices.instances(self.job).values())
-        if found and free < hosts:
-            fix = "use larger subnets, or add one"
-            yield Issue(key=key, found=f"{free} free addresses for {hosts} hosts", fix=fix)
+        hosts = prices.instances(self.job)
+        needed = sum(catalog.addresses(name) * count for name, count in hosts.items())
+        if found and free < needed:
+            yield Issue(
+                key=key,
+                found=f"{free} free addresses for {counted(sum(hosts.values()), 'host')}",
+                valid=f"at least {needed}: 5 a host with EFA, 2 a host without",
+                fix="use larger subnets, or add one",
+            )
 
     def security_groups(self) -> Iterator[Issue]:
-        """Whether the security groups exist and allow traffic between hosts. 7777 is the toolkit's rendezvous port."""
-        key, client = "network.security_groups", self.client("ec2")
+        """Whether the security groups exist and allow traffic between hosts."""
+        key, client = security_groups.KEY, self.client("ec2")
         found, missing = _described(
             lambda name: client.describe_security_groups(GroupIds=[name])["SecurityGroups"],
             self.job.network.security_groups,
@@ -230,18 +235,7 @@ class OnlineChecks:
         for name in missing:
             fix = f"aws ec2 describe-security-groups --region {self.region} lists them"
             yield Issue(key=key, found=f"{name}: no such security group in {self.region}", fix=fix)
-        hosts = sum(prices.instances(self.job).values())
-        if found and hosts > 1 and not any(_allows(group, -1, -1, found) for group in found):
-            # https://docs.aws.amazon.com/sagemaker/latest/dg/train-vpc.html
-            # the hosts that preprocess, and their Ray, take ports of the system's choice
-            some = not groups.is_remote(self.job) and any(_allows(group, 7777, 7777, found) for group in found)
-            traffic = "all traffic, which EFA needs," if some else "traffic"
-            yield Issue(
-                key=key,
-                level="warning" if some else "error",
-                found=f"no group allows {traffic} from its own members, and {hosts} hosts have to reach each other",
-                fix="add an inbound rule to one of them: all traffic, with the group itself as its source",
-            )
+        yield from security_groups.check(self.job, found, self.region)
 
     def lustre(self, name: str, file_system: str) -> Iterator[Issue]:
         """Whether an FSx file system exists, is ready and reachable, and the path starts with its mount name."""
@@ -256,8 +250,13 @@ class OnlineChecks:
             fix = "use a file system of type LUSTRE"
             yield Issue(key=key, found=f"{file_system} is of type {facts['FileSystemType']}", valid="LUSTRE", fix=fix)
             return
-        if facts.get("Lifecycle", "AVAILABLE") != "AVAILABLE":
-            yield Issue(key=key, found=f"{file_system} is {facts['Lifecycle']}", valid="AVAILABLE", fix="wait for it")
+        state = facts.get("Lifecycle", "AVAILABLE")
+        if state == "UPDATING":
+            # "undergoing a customer-initiated update", and not unavailable (FileSystem.Lifecycle in botocore's model of FSx)
+            fix = "no change; wait for the update's end if it slows the file system down"
+            yield warning(key=key, found=f"{file_system} is UPDATING: a change of its settings is under way", fix=fix)
+        elif state != "AVAILABLE":
+            yield Issue(key=key, found=f"{file_system} is {state}", valid="AVAILABLE", fix="wait for it")
         mount = facts.get("LustreConfiguration", {}).get("MountName")
         path = str(self.job.inputs[name].path)
         if mount and path.split("/")[1] != mount:
@@ -287,17 +286,17 @@ class OnlineChecks:
         subnets = client.describe_subnets(SubnetIds=list(self.job.network.subnets))["Subnets"]
         own = {subnet["VpcId"] for subnet in subnets}
         if vpc is not None and own and vpc not in own:
-            found = f"{file_system} is in {vpc}, the job's subnets in {', '.join(sorted(own))}"
-            yield Issue(key=key, found=found, valid="one VPC", fix="use subnets of the file system's VPC")
-        groups = client.describe_security_groups(GroupIds=list(self.job.network.security_groups))["SecurityGroups"]
+            elsewhere = f"{file_system} is in {vpc}, the job's subnets in {', '.join(sorted(own))}"
+            yield Issue(key=key, found=elsewhere, valid="one VPC", fix="use subnets of the file system's VPC")
+        found = client.describe_security_groups(GroupIds=list(self.job.network.security_groups))["SecurityGroups"]
         closed = [
             f"{low}-{high}" if low != high else str(low)
             for low, high in LUSTRE_PORTS
-            if not any(_allows(group, low, high, groups) for group in groups)
+            if not security_groups.opens(found, low, high)
         ]
         if closed:
             yield warning(
-                key="network.security_groups",
+                key=security_groups.KEY,
                 found=f"no group of the job opens Lustre's ports ({', '.join(closed)}) to its members",
                 fix="no change if the file system's own group opens them; otherwise add inbound TCP rules",
             )
@@ -377,15 +376,3 @@ def _bucket_region(answer: dict[str, Any]) -> str:
 def _in_folder(key: str, prefix: str) -> bool:
     """Whether an object is in the folder that a prefix seems to name."""
     return not prefix or prefix.endswith("/") or key == prefix or key.startswith(f"{prefix}/")
-
-
-def _allows(group: dict[str, Any], low: int, high: int, members: list[dict[str, Any]]) -> bool:
-    """Whether a security group allows one of the job's groups on TCP ports; -1: on all."""
-    names = {member["GroupId"] for member in members}
-    for rule in group.get("IpPermissions", ()):
-        everything = rule.get("IpProtocol") == "-1"
-        within = rule.get("IpProtocol") == "tcp" and rule.get("FromPort", 0) <= low and high <= rule.get("ToPort", 0)
-        sources = {pair.get("GroupId") for pair in rule.get("UserIdGroupPairs", ())}
-        if (everything or (low != -1 and within)) and (sources & names or rule.get("IpRanges")):
-            return True
-    return False

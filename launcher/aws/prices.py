@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from launcher.aws import request as requests
+from launcher.aws import warm_pool
 from launcher.config.job import Job
-from launcher.planner.plan import Price
+from launcher.planner.plan import STOP_SECONDS, Price, longest_hours
 from launcher.record.records import write_json
-from launcher.show.text import dollars
+from launcher.show.text import dollars, listed
 
 OLD_DAYS = 90
 """From which age on a price is said to be old."""
@@ -119,11 +121,12 @@ def bill(request: Mapping[str, Any], per_hour: float | None, described: Mapping[
             https://docs.aws.amazon.com/sagemaker/latest/dg/model-managed-spot-training.html
 
     Returns:
-        billable_seconds (one host) and training_seconds. Where known, warm_pool_seconds (so far) and cost_usd (with the warm
-        pool); with spot, saving (a fraction).
+        billable_seconds (one host) and training_seconds. Where known, warm_pool_seconds and cost_usd, both with the warm pool once
+        its hosts are gone: while they stay, what they cost grows. With spot, saving (a fraction).
     """
     billable, training = described.get("BillableTimeInSeconds"), described.get("TrainingTimeInSeconds")
-    warm = described.get("WarmPoolStatus", {}).get("ResourceRetainedBillableTimeInSeconds")
+    pool = {} if warm_pool.stays(described) else described.get("WarmPoolStatus", {})
+    warm = pool.get("ResourceRetainedBillableTimeInSeconds")
     found: dict[str, Any] = {"billable_seconds": billable, "training_seconds": training, "warm_pool_seconds": warm}
     if billable is not None and per_hour is not None:
         found["cost_usd"] = round((billable + (warm or 0)) / 3600 * per_hour, 4)
@@ -161,14 +164,27 @@ def _endpoint() -> str | None:
 
 
 def _price(job: Job, per_hour: float, source: str) -> Price:
+    """The ceiling and its text. The upload of the results has no known end: the text names it and the ceiling leaves it out."""
     compute = job.compute
-    warm = (compute.keep_alive_minutes or 0) / 60
-    ceiling = per_hour * (compute.max_hours + warm)
-    hours = f"{compute.max_hours:g} h" + (f" and {compute.keep_alive_minutes:g} min of warm pool" if warm else "")
+    kept = compute.keep_alive_minutes or 0
+    ceiling = per_hour * (longest_hours(compute.max_hours) + kept / 60)
+    times = [f"{compute.max_hours:g} h", f"{STOP_SECONDS / 60:g} min to stop"]
+    times += [f"{kept:g} min of warm pool"] if kept else []
     spot = "; spot costs less" if compute.spot else ""
     return Price(
-        per_hour, ceiling, f"at most {dollars(ceiling)}: {hours} at {dollars(per_hour)} an hour ({source}){spot}"
+        per_hour,
+        ceiling,
+        f"at most {dollars(ceiling)}: {listed(times)} at {dollars(per_hour)} an hour ({source}), and the upload of its results"
+        f" after that{_beside(job)}{spot}",
     )
+
+
+def _beside(job: Job) -> str:
+    """What is billed beside a job's hosts. Profiling rules are not: "no additional cost for using the built-in rules",
+    https://docs.aws.amazon.com/sagemaker/latest/dg/debugger-built-in-profiler-rules.html"""
+    if job.profiling is None or job.profiling.profiler is None:
+        return ""
+    return f", and SageMaker Profiler's processing job ({requests.PROFILER_INSTANCE_TYPE})"
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -65,9 +66,30 @@ def _client(service: str, region: str, account: tuple[str | None, ...]) -> Any:
     return made.client(service, config=Config(retries=retries, connect_timeout=10, read_timeout=60))
 
 
-def is_emulated() -> bool:
-    """Whether the environment's account is an emulator's on this machine, by its address."""
-    return urlsplit(os.environ.get("AWS_ENDPOINT_URL") or "").hostname in LOOPBACK
+def emulator() -> str:
+    """The address of the emulator on this machine that the environment names; "" where it names AWS."""
+    address = os.environ.get("AWS_ENDPOINT_URL") or ""
+    return address if urlsplit(address).hostname in LOOPBACK else ""
+
+
+def is_closed(emulator: str) -> bool:
+    """Whether nothing listens at an emulator's address any more."""
+    address = urlsplit(emulator)
+    try:
+        socket.create_connection((address.hostname, address.port or 80), timeout=1).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def account(region: str) -> str:
+    """The account of the environment's credentials: 12 digits. It takes no permission.
+
+    https://docs.aws.amazon.com/STS/latest/APIReference/API_GetCallerIdentity.html
+    """
+    return str(client("sts", region).get_caller_identity()["Account"])
 
 
 def forget_clients() -> None:
@@ -93,7 +115,7 @@ def _answer(error: BaseException) -> Mapping[str, Any]:
 
 
 def is_unknown_job(error: Exception) -> bool:
-    """Whether DescribeTrainingJob says that there is no such job."""
+    """Whether SageMaker says that the credentials' account has no such job in the region. So it says of another account's job."""
     return code(error) in ("ValidationException", "ResourceNotFound") and "not found" in text(error).lower()
 
 
@@ -139,8 +161,6 @@ def as_user_error(key: str) -> Iterator[None]:
     except errors() as error:
         found, fix = about(error)
         raise mistake(key, found, fix) from error
-    except Unreachable as error:
-        raise mistake(key, str(error), "try again") from error
 
 
 @contextlib.contextmanager

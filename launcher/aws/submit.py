@@ -8,33 +8,52 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from launcher.aws import sdk, session
-from launcher.config.issues import mistake
+from launcher.config.issues import UserError, mistake
 from launcher.planner.plan import Plan
 
 
-def create(plan: Plan) -> str:
-    """Create the training job.
+def sender() -> str:
+    """What sends the request, for the record: `sagemaker 2.257.7` or `boto3`."""
+    return f"sagemaker {sdk.v2()}" if sdk.supports_estimators() else "boto3"
 
-    Returns:
-        How it was sent, for the record: `sagemaker 2.257.7` or `boto3`.
+
+def create(plan: Plan) -> None:
+    """Create the training job.
 
     Raises:
         botocore's errors; UserError where the SDK would change the planned request.
     """
     if sdk.supports_estimators():
         through_estimator(plan)
-        return f"sagemaker {sdk.v2()}"
+        return
     assert plan.request is not None
     session.client("sagemaker", str(plan.job.region)).create_training_job(**plan.request)
-    return "boto3"
 
 
-def is_there(plan: Plan) -> bool | None:
-    """Whether the training job exists; None: SageMaker did not answer."""
+def is_refusal(error: BaseException) -> bool:
+    """Whether an error of `create` means that it created no job: SageMaker's first answer refused it, or nothing was sent.
+
+    Where an answer was lost, or an attempt was throttled, botocore sends the request again. What SageMaker then refuses may be there:
+    the first attempt has taken the name (ResourceInUse) or the last of the quota (ResourceLimitExceeded).
+    https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html
+
+    Args:
+        error: as it was raised, or as a UserError of `session.as_user_error`.
+    """
+    reason = error.__cause__ or error
+    if isinstance(reason, UserError) or type(reason).__name__ == "ParamValidationError":
+        return True
+    answer = getattr(reason, "response", None) or {}
+    is_first = answer.get("ResponseMetadata", {}).get("RetryAttempts") == 0
+    return is_first and session.code(reason) not in ("ResourceInUse", *session.THROTTLED)
+
+
+def is_there(plan: Plan) -> bool:
+    """Whether SageMaker knows the training job by now. It may exist where not: a new job takes a moment to be known."""
     try:
         session.client("sagemaker", str(plan.job.region)).describe_training_job(TrainingJobName=plan.name)
-    except session.errors() as error:
-        return False if session.is_unknown_job(error) else None
+    except session.errors():
+        return False
     return True
 
 

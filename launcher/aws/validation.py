@@ -267,10 +267,10 @@ def _network(job: Job, requirements: bool) -> Iterator[Issue]:
 
 
 def _is_among_the_checkpoints(job: Job, bank: Mapping[str, Any]) -> bool:
-    """Whether a run opens its label bank there: a new one, or that of an earlier run, whose archive it unpacks there."""
+    """Whether a run opens its label bank there: a new one, or that of an earlier run, whose archive it unpacks there to add to it."""
     where = bank.get("where")
     given = job.inputs.get(where.removeprefix("channel:")) if isinstance(where, str) else None
-    return where is None or (given is not None and given.run is not None)
+    return where is None or (given is not None and given.run is not None and not bank.get("complete"))
 
 
 def _spot_and_checkpoints(job: Job, kit_script: bool) -> Iterator[Issue]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import sys
 import time
@@ -20,6 +21,7 @@ from launcher.aws import (
     submit,
     upload,
     validation,
+    warm_pool,
 )
 from launcher.aws import request as requests
 from launcher.aws.plan import SageMakerPlan, summary
@@ -31,7 +33,7 @@ from launcher.config.redaction import REDACTED, secrets_in
 from launcher.planner import groups, source_package
 from launcher.planner.plan import HostPlan, Plan, Price, Upload
 from launcher.planner.source_package import SourceFile
-from launcher.record import records
+from launcher.record import disk, records
 
 
 class Aws(Backend):
@@ -137,7 +139,7 @@ class Aws(Backend):
 
     def hosts_share_a_machine(self) -> bool:
         """On an emulator's machine they do."""
-        return session.is_emulated()
+        return bool(session.emulator())
 
     def world_size(self, job: Job) -> int:
         """Training processes on all hosts that train."""
@@ -148,10 +150,12 @@ class Aws(Backend):
     def start(self, plan: Plan, folder: records.RunFolder, lock: int, lifeline: int | None) -> None:
         """Upload data, code and record, and create the training job, which outlives this process.
 
-        `lock` and `lifeline` are unused: there is no supervisor.
+        The record says that the job was sent before it is: whatever happens from then on, the job may run, and `refresh` finds out.
+        There is no supervisor. The lock is this process's until the job is created, and `lifeline` is unused.
 
         Raises:
-            UserError: AWS refused; the run is recorded as not started.
+            UserError: AWS refused, and the run is recorded as not started; or the job was created, and could not be stopped as asked
+                to meanwhile.
         """
         assert plan.request is not None
         region = str(plan.job.region)
@@ -160,65 +164,74 @@ class Aws(Backend):
                 client = session.client("s3", region)
                 upload.upload(plan, client, _say)
                 upload.upload_record(plan, folder, client)
+                account = session.account(region)
         except BaseException as error:  # Ctrl-C too: the record says that nothing runs
             _not_started(plan, folder, error)
             raise
         if folder.stop_request.exists():
             _not_started(plan, folder, "stopped before the job was created", records.STOPPED)
             return
-        sent: dict[str, Any] = {"TrainingJobStatus": records.IN_PROGRESS, "sent": time.time()}
+        disk.hold_reserve(folder.reserve)
+        whose = {"account": account, "emulator": session.emulator(), "sent_by": submit.sender()}
+        records.write_json(folder.remote, {"TrainingJobStatus": records.IN_PROGRESS, "sent": time.time(), **whose})
         try:
             with session.as_user_error("run"):
-                sent["sent_by"] = submit.create(plan)
+                submit.create(plan)
         except BaseException as error:
-            there = submit.is_there(plan)
-            if there is False:
+            is_there = submit.is_there(plan)
+            if not is_there and submit.is_refusal(error):
                 _not_started(plan, folder, error)
                 raise
-            sent["sent_by"] = "unknown"  # the answer was lost
-            self._sent(folder, sent)
-            if there is None:
-                why = error.issues[0].found if isinstance(error, UserError) else error
-                fix = f"launcher attach {plan.name} asks SageMaker again"
-                raise mistake("run", f"{plan.name} may have been started: {why}", fix) from error
-            if not isinstance(error, Exception):
-                _say(f"{plan.name} has started and goes on: launcher stop {plan.name} stops it")
+            _say_that_it_may_run(plan.name, error, is_there)
+            self._hand_over(folder, lock)
+            if not isinstance(error, UserError):
                 raise
-            return
-        self._sent(folder, sent)
+        else:
+            self._hand_over(folder, lock)
 
-    def _sent(self, folder: records.RunFolder, sent: dict[str, Any]) -> None:
-        """Record that the job was created; stop it where that was asked for meanwhile, which `stop` leaves to this."""
-        records.write_json(folder.remote, sent)
+    def _hand_over(self, folder: records.RunFolder, lock: int) -> None:
+        """Leave it to `stop` to ask SageMaker from now on, and carry out what it left to `start`.
+
+        In this order: a stop that found the lock held wrote its request before, so that it is seen here.
+        """
+        fcntl.flock(lock, fcntl.LOCK_UN)
         if folder.stop_request.exists():
-            self.stop(folder, "")
+            self._stop_job(folder, is_first=True)
 
     def upload(self, plan: Plan) -> None:
         with session.as_user_error("upload"):
             upload.upload(plan, session.client("s3", str(plan.job.region)), _say)
 
     def stop(self, folder: records.RunFolder, reason: str) -> None:
-        """Ask SageMaker to stop the job. During the upload, the job is then not created.
+        """Ask SageMaker to stop the job. While another process starts it, that process does, once it has created the job.
 
         Raises:
             UserError: SageMaker did not answer; the job continues.
         """
-        region = folder.read(folder.plan)["job"]["region"]
-        first = folder.request_stop(reason)
-        if not folder.remote.exists():
-            return  # `start` looks before it creates the job, and again when it has
+        is_first = folder.request_stop(reason)
+        if not folder.supervisor_lives():
+            self._stop_job(folder, is_first)
+
+    def _stop_job(self, folder: records.RunFolder, is_first: bool) -> None:
+        """Ask SageMaker to stop the job. Where it does not answer, say so, and take back the request that the record holds.
+
+        Args:
+            is_first: SageMaker has not got an earlier request.
+        """
         try:
             with session.as_user_error("stop"):
-                try:
-                    session.client("sagemaker", region).stop_training_job(TrainingJobName=folder.name)
-                except session.errors() as error:
-                    if session.code(error) != "ValidationException":
-                        raise
-                    self.refresh(folder)  # it ended just before, or is gone
-        except UserError:
-            if first:
-                folder.stop_request.unlink()
-            raise
+                _send_stop(folder)
+        except BaseException as error:  # Ctrl-C too, while SageMaker does not answer
+            goes_on = f"{folder.name} was asked to stop before, and may go on"
+            if is_first:
+                folder.stop_request.unlink(missing_ok=True)
+                goes_on = f"{folder.name} was NOT stopped and goes on"
+            again = f"launcher stop {folder.name} tries again"
+            if not isinstance(error, UserError):
+                _say(f"{goes_on}, as far as is known: interrupted before SageMaker answered; {again}")
+                raise
+            issue = error.issues[0]
+            raise mistake("stop", f"{goes_on}: {issue.found}", f"{issue.fix}; then {again}") from error
 
     def refresh(self, folder: records.RunFolder) -> bool:
         with session.unreachable():
@@ -228,6 +241,13 @@ class Aws(Backend):
         """US dollars so far, on demand, from TrainingStartTime on, as AWS bills."""
         per_hour = (folder.read(folder.plan).get("price") or {}).get("usd_per_hour")
         return prices.so_far(per_hour, folder.read(folder.remote))
+
+    def still_costs(self, folder: records.RunFolder) -> str:
+        return warm_pool.text_of(folder)
+
+    def release(self, folder: records.RunFolder) -> str:
+        with session.as_user_error("stop"):
+            return warm_pool.end(folder)
 
     def profile(self, folder: records.RunFolder, interval_ms: int | None) -> None:
         if folder.state() in records.OVER:
@@ -258,8 +278,36 @@ class Aws(Backend):
         return job.checkpoints.s3 if job.checkpoints is not None else ""
 
 
+def _send_stop(folder: records.RunFolder) -> None:
+    """Send StopTrainingJob.
+
+    Raises:
+        botocore's errors, and UserError where SageMaker does not know the job (yet).
+    """
+    region = folder.read(folder.plan)["job"]["region"]
+    try:
+        session.client("sagemaker", region).stop_training_job(TrainingJobName=folder.name)
+    except session.errors() as error:
+        if session.code(error) != "ValidationException":
+            raise
+        follow.refresh(folder)  # it ended just before, is gone, or is another account's
+        if session.is_unknown_job(error) and not folder.outcome.exists():
+            raise mistake("stop", "SageMaker does not know it yet", "wait a minute") from error
+
+
+def _say_that_it_may_run(name: str, error: BaseException, is_there: bool) -> None:
+    """Say what is known of a job whose creation SageMaker did not confirm."""
+    if isinstance(error, UserError) and is_there:
+        return  # the answer was lost: it is followed like any other
+    started = "has started and goes on" if is_there else "may have been started"
+    why = f": {error.issues[0].found}" if isinstance(error, UserError) else ""
+    _say(f"{name} {started}{why}; launcher attach {name} follows it, launcher stop {name} stops it")
+
+
 def _not_started(plan: Plan, folder: records.RunFolder, why: BaseException | str, state: str = records.FAILED) -> None:
     """Record a run that did not start. AWS's message may quote the request, so secrets are redacted."""
+    for file in (folder.remote, folder.reserve):
+        file.unlink(missing_ok=True)
     text = str(why) or type(why).__name__
     for secret in secrets_in(plan.job.environment).values():
         text = text.replace(secret, REDACTED)

@@ -46,6 +46,18 @@ class Starter:
         """US dollars so far; None: free, or no price."""
         return None
 
+    def still_costs(self, folder: RunFolder) -> str:
+        """What a run that is over still costs, and how to end it; "": nothing. By what the folder holds."""
+        return ""
+
+    def release(self, folder: RunFolder) -> str:
+        """End what a run that is over still costs; what was ended, in words; "": nothing.
+
+        Raises:
+            UserError: SageMaker did not answer, or refused; it goes on.
+        """
+        return ""
+
     def why_not_planned_again(self, folder: RunFolder) -> Issue | None:
         """Why a run has no job to replay, resume or probe; None: it has one."""
         missing = folder.job if not folder.job.is_file() else folder.code if not folder.code.is_dir() else None

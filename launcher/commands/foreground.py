@@ -11,6 +11,7 @@ from typing import Any
 import launcher
 from launcher.commands.exit_codes import DONE, INTERRUPTED, RUN_FAILED
 from launcher.commands.live import follow
+from launcher.config.issues import UserError
 from launcher.record import failures, records
 from launcher.record.progress import quality
 from launcher.record.records import OVER
@@ -58,17 +59,19 @@ def follow_to_the_end(started: launcher.Run, options: argparse.Namespace) -> int
 
 def print_end(run: Run) -> None:
     """Print how a run ended, and what to do next."""
-    outcome, result = run.outcome(), run.result()
+    outcome, result, still_costs = run.outcome(), run.result(), run.still_costs
     parts = [f"{run.name}: {run.state}"]
     if outcome.get("seconds") is not None:
         parts.append(f"after {outcome['seconds']:.0f} s")
     if outcome.get("stop_reason"):
         parts.append(f"({outcome['stop_reason']})")
     if outcome.get("cost_usd") is not None:
-        parts.append(f"for {dollars(outcome['cost_usd'])}")
+        parts.append(f"for {dollars(outcome['cost_usd'])}{' without the warm pool' if still_costs else ''}")
     if quality(result) != "-":
         parts.append(f"- {quality(result)} on held-out images")
     print(" ".join(parts))
+    if still_costs:
+        print(f"  {still_costs}")
     if run.state == records.FAILED:
         print_failure(outcome)
         print(f"  next: launcher logs {run.name}")
@@ -98,9 +101,13 @@ def print_failure(outcome: dict[str, Any]) -> None:
 
 
 def _stop_without_asking(started: launcher.Run) -> Callable[[int, object], None]:
-    """A signal handler that stops the run in order; it is then followed to its end."""
+    """A signal handler that stops the run in order; it is then followed to its end. Where it cannot be stopped, this process ends."""
 
     def handler(number: int, _frame: object) -> None:
-        started.stop(f"launcher run received {signal.Signals(number).name}")
+        try:
+            started.stop(f"launcher run received {signal.Signals(number).name}")
+        except UserError as error:  # not raised: the code that the signal interrupts may handle one
+            print(error, file=sys.stderr)
+            raise SystemExit(INTERRUPTED) from error
 
     return handler

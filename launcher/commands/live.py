@@ -53,9 +53,9 @@ def follow(run: Run, *, every_line: bool = False, toolkits: bool = False) -> boo
             try:
                 run.stop("Ctrl-C")
             except UserError as error:  # AWS does not answer
-                price = f", {dollars(run.spend)} so far" if run.spend is not None else ""
-                again = f"launcher stop {run.name} tries again"
-                print(f"{error}\n{run.name} was NOT stopped and goes on{price}; {again}", file=sys.stderr)
+                print(error, file=sys.stderr)
+                if run.spend is not None:
+                    print(f"{run.name} has cost {dollars(run.spend)} so far", file=sys.stderr)
                 return True
             print("stopping: the processes have up to two minutes to finish their step", file=sys.stderr)
             interrupted = True
@@ -73,11 +73,11 @@ def _ask() -> str:
 
 
 class _News:
-    """Lines between the log's: the job's stages on SageMaker, spot interruptions, and whether AWS answers."""
+    """Lines between the log's: the job's stages on SageMaker, spot interruptions, whether AWS answers and lets its logs be read."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.trouble = ""
+        self.trouble = self.no_logs = ""
         self.transitions = 0
 
     def show(self, display: _LiveLine | _PlainLines | _LogLines) -> None:
@@ -95,6 +95,10 @@ class _News:
             else:
                 print("AWS answers again", file=sys.stderr, flush=True)
             self.trouble = self.run.trouble
+        if remote.get("no_logs", "") != self.no_logs:
+            display.close()
+            self.no_logs = remote["no_logs"]
+            print(self.no_logs or "the logs can be read again", file=sys.stderr, flush=True)
 
 
 class _LiveLine:

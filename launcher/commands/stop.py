@@ -1,4 +1,4 @@
-"""`launcher stop`: stop a run after its current step."""
+"""`launcher stop`: stop a run after its current step; of one that is over, end the warm pool that it left."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def add(to: arguments.Add) -> None:
 def carry_out(options: argparse.Namespace) -> int:
     chosen = launcher.attach(options.run)
     if chosen.state in OVER:
-        print(f"{chosen.name} is over: {chosen.state}")
+        print(chosen.release() or f"{chosen.name} is over: {chosen.state}")
         return DONE
     chosen.stop("launcher stop")
     print(f"asked {chosen.name} to stop after its current step; waiting", flush=True)

@@ -151,14 +151,14 @@ class Input(Part):
     """Everything below a prefix in S3, or a manifest."""
     fsx: str | None = Field(
         None,
-        pattern=r"^fs-[0-9a-f]{8,40}$",
+        pattern=r"^fs-[0-9a-f]{8,18}$",
         description="a file system's id",
         examples=["fs-0123456789abcdef0"],
     )
     """An FSx for Lustre file system."""
     efs: str | None = Field(
         None,
-        pattern=r"^fs-[0-9a-f]{8,40}$",
+        pattern=r"^fs-[0-9a-f]{8,18}$",
         description="a file system's id",
         examples=["fs-0123456789abcdef0"],
     )

@@ -82,7 +82,7 @@ def start(
     >>> from launcher import emulator
     >>> emulated = emulator.start(["configs/quickstart.yaml"], tempfile.mkdtemp(), prices={"ml.m5.xlarge": 0.23})
     >>> os.environ.update(emulated.environment)        # boto3, the SageMaker SDK and this kit now talk to it
-    >>> launcher.check(launcher.plan(launcher.load("configs/quickstart.yaml", smoke=True), on="aws")).price.ceiling
+    >>> launcher.check(launcher.plan(launcher.load("configs/quickstart.yaml", smoke=True), on="aws")).price.per_hour
     0.23
     >>> emulated.close()
 

@@ -65,6 +65,8 @@ class TrainingJob:
         """The emulator closes: end the processes and record nothing."""
         self._billed_seconds = 0.0
         self._billed_since: float | None = None
+        self._warm_pool_ended: float | None = None
+        """When it was ended before its time."""
         self.enter("Starting")
 
     @property
@@ -120,6 +122,13 @@ class TrainingJob:
             self.request.setdefault("ProfilerConfig", {}).update(changes)
             self.modified = time.time()
 
+    def keep_alive(self, seconds: int) -> None:
+        """Change for how many seconds after the job its hosts stay, as UpdateTrainingJob does; 0 ends the warm pool now."""
+        with self.lock:
+            self._warm_pool_ended = time.time() if seconds == 0 else None
+            self.request["ResourceConfig"]["KeepAlivePeriodInSeconds"] = seconds
+            self.modified = time.time()
+
     def read_metrics(self, line: str, seconds: float) -> None:
         """Keep the values that the MetricDefinitions match in a line of the log."""
         for definition in self.request.get("AlgorithmSpecification", {}).get("MetricDefinitions", []):
@@ -165,9 +174,22 @@ class TrainingJob:
                 answer["ModelArtifacts"] = {"S3ModelArtifacts": self.model_uri}
             if self.metrics:
                 answer["FinalMetricDataList"] = list(self.metrics.values())
-            if request["ResourceConfig"].get("KeepAlivePeriodInSeconds"):
-                answer["WarmPoolStatus"] = {"Status": "Available" if self.over else "InUse"}
+            if "KeepAlivePeriodInSeconds" in request["ResourceConfig"]:
+                answer["WarmPoolStatus"] = self._warm_pool()
             return answer
+
+    def _warm_pool(self) -> dict[str, Any]:
+        """The hosts of a job that asks for a warm pool. No other job takes them here."""
+        if not self.over:
+            return {"Status": "InUse"}
+        if self.ended is None or self.started is None:
+            return {"Status": "Terminated"}
+        now, kept = time.time(), self.request["ResourceConfig"]["KeepAlivePeriodInSeconds"]
+        until = self._warm_pool_ended or self.ended + kept
+        return {
+            "Status": "Available" if now < until else "Terminated",
+            "ResourceRetainedBillableTimeInSeconds": math.ceil(min(now, until) - self.ended),
+        }
 
     def _stop_billing(self, now: float) -> None:
         if self._billed_since is not None:

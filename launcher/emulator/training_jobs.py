@@ -83,9 +83,14 @@ class TrainingJobs:
         return {}
 
     def update(self, call: Call) -> dict[str, Any]:
-        job = self.find_running(call)
+        """Change the profiling of a running job, or how long one that is over keeps its hosts."""
         check_shapes("sagemaker", "UpdateTrainingJob", call.parameters)
-        job.update_profiler(call.parameters.get("ProfilerConfig", {}))
+        if "ResourceConfig" in call.parameters:
+            job = self.find_warm(call)
+            job.keep_alive(call.parameters["ResourceConfig"]["KeepAlivePeriodInSeconds"])
+        else:
+            job = self.find_running(call)
+            job.update_profiler(call.parameters.get("ProfilerConfig", {}))
         return {"TrainingJobArn": job.arn}
 
     def find_running(self, call: Call) -> TrainingJob:
@@ -99,6 +104,18 @@ class TrainingJobs:
             raise AwsError(
                 "ValidationException", f"The request was rejected because the training job is in status {job.status}."
             )
+        return job
+
+    def find_warm(self, call: Call) -> TrainingJob:
+        """The job that a call names, whose warm pool is Available: only then is its time changed, as train-warm-pools-how-to-use says.
+
+        Raises:
+            AwsError: it is not, in words of our own; or the job does not exist.
+        """
+        job = self.find(call)
+        status = job.describe().get("WarmPoolStatus", {}).get("Status")
+        if status != "Available":
+            raise AwsError("ValidationException", f"The warm pool of the training job is not Available: {status}.")
         return job
 
     def refuse(self, call: Call) -> dict[str, Any]:

@@ -27,6 +27,15 @@ from launcher.show.text import counted, dollars, file_size
 START = "launcher.run(plan)"
 """What starts a plan in Python."""
 
+STOP_SECONDS = 120
+"""Seconds that SageMaker leaves a job between SIGTERM, at max_hours at the latest, and SIGKILL. They are billed.
+https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_StoppingCondition.html"""
+
+
+def longest_hours(max_hours: float) -> float:
+    """Hours after which a job's processes are gone at the latest: `compute.max_hours`, and the time that they have to stop."""
+    return max_hours + STOP_SECONDS / 3600
+
 
 @dataclass(frozen=True)
 class HostPlan:
@@ -63,13 +72,14 @@ class GroupPlan:
     usd_per_hour: float | None = None
     """Of all its hosts, on demand; None: unknown, or free."""
 
-    def text(self, hours: float | None) -> str:
-        """One line for people. `hours`: for which it is paid at most; None: it is free."""
+    def text(self, max_hours: float | None) -> str:
+        """One line for people. `max_hours`: of the job; None: it is free."""
         price = ""
-        if hours is not None and self.usd_per_hour is None:
+        if max_hours is not None and self.usd_per_hour is None:
             price = "; price not known"
-        elif hours is not None and self.usd_per_hour is not None:
-            price = f"; at most {dollars(self.usd_per_hour * hours)}, at {dollars(self.usd_per_hour)} an hour"
+        elif max_hours is not None and self.usd_per_hour is not None:
+            most = dollars(self.usd_per_hour * longest_hours(max_hours))
+            price = f"; at most {most}, at {dollars(self.usd_per_hour)} an hour"
         names = ", ".join(self.hosts) if len(self.hosts) < 4 else f"{self.hosts[0]} to {self.hosts[-1]}"
         return f"{self.name} {self.does}: {counted(len(self.hosts), 'host')} of {self.instance_type} ({names}){price}"
 
@@ -98,7 +108,7 @@ class Price:
     per_hour: float | None
     """US dollars an hour for the whole cluster, on demand; None: unknown."""
     ceiling: float | None
-    """US dollars at most: max_hours of the cluster, and the warm pool's time after it; None: unknown."""
+    """US dollars at most until the results are uploaded: `longest_hours` of the cluster, and the warm pool's time; None: unknown."""
     text: str
     """One line for people: the price and its source, or how to find it out."""
 

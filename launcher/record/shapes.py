@@ -139,14 +139,33 @@ class TransitionShape(TypedDict):
     StatusMessage: NotRequired[str]
 
 
-class RemoteShape(TypedDict):
+class WarmPoolShape(TypedDict):
     __pydantic_config__ = STRICT  # type: ignore[misc]  # pydantic reads it on a TypedDict
+    Status: str
+
+
+class ResourcesShape(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]  # pydantic reads it on a TypedDict
+    KeepAlivePeriodInSeconds: NotRequired[int]
+
+
+class RemoteShape(TypedDict):
+    """SageMaker's last answer, and what the launcher knew before the first: when, by what and to which account the job was sent."""
+
+    __pydantic_config__ = STRICT  # type: ignore[misc]  # pydantic reads it on a TypedDict
+    TrainingJobArn: NotRequired[Annotated[str, Field(pattern=r"^arn:[^:]*:[^:]*:[^:]*:[^:]*:")]]  # its parts are read
     TrainingJobStatus: NotRequired[str]
     SecondaryStatusTransitions: NotRequired[list[TransitionShape]]
+    WarmPoolStatus: NotRequired[WarmPoolShape]
+    ResourceConfig: NotRequired[ResourcesShape]
     TrainingStartTime: NotRequired[Time]
     TrainingEndTime: NotRequired[Time]
     asked: NotRequired[str]
     sent: NotRequired[FiniteFloat]
+    sent_by: NotRequired[str]
+    account: NotRequired[str]
+    emulator: NotRequired[str]
+    no_logs: NotRequired[str]
 
 
 class GitShape(TypedDict):

@@ -16,7 +16,7 @@ from launcher.backends.plans import check
 from launcher.config.issues import Unreachable, UserError
 from launcher.insight import diagnose
 from launcher.planner.plan import Plan, refuse_cost, refuse_errors
-from launcher.record import records, trust
+from launcher.record import disk, records, trust
 from launcher.record.log_lines import complete_lines, json_lines
 from launcher.record.metric_lines import Metric, parse_line
 from launcher.record.records import OVER, RunFolder
@@ -56,7 +56,7 @@ class Run:
     _lifeline: list[int] = field(default_factory=list, repr=False)
     """The pipe whose end tells the supervisor that this process is gone; empty once it is closed. `pop` lets one thread close it."""
     trouble: str = field(default="", repr=False)
-    """Why SageMaker does not answer; "" where it does. The folder holds its last answer."""
+    """Why SageMaker does not answer, or its answer finds no room on the disk; "" where it does. The folder holds its last answer."""
     _pause: float = field(default=FIRST_PAUSE, repr=False)
     _ask_at: float = field(default=0.0, repr=False)
 
@@ -98,12 +98,22 @@ class Run:
         except Unreachable as error:
             self.trouble = str(error)
             self._pause = PAUSE_IN_TROUBLE
+        except OSError as error:
+            if error.errno not in disk.NO_SPACE:
+                raise
+            self.trouble = disk.full(self.folder.path, error)  # SageMaker's answer finds no room
+            self._pause = PAUSE_IN_TROUBLE
         self._ask_at = time.monotonic() + self._pause
 
     @property
     def spend(self) -> float | None:
         """Cost so far, in US dollars; None where the run is free or its price is unknown."""
         return backends.starter(self.backend).spend(self.folder)
+
+    @property
+    def still_costs(self) -> str:
+        """What the run still costs although it is over, and how to end it: the hosts of a warm pool on SageMaker; "": nothing."""
+        return backends.starter(self.backend).still_costs(self.folder)
 
     @functools.cached_property
     def hosts(self) -> list[str]:
@@ -197,6 +207,17 @@ class Run:
         if self.state not in OVER:
             backends.starter(self.backend).stop(self.folder, reason)
 
+    def release(self) -> str:
+        """End what the run still costs although it is over: the hosts of a warm pool on SageMaker.
+
+        Returns:
+            What was ended, in words; "": nothing.
+
+        Raises:
+            UserError: SageMaker does not answer, or refuses.
+        """
+        return backends.starter(self.backend).release(self.folder)
+
     def profile(self, interval_ms: int | None) -> None:
         """Switch the system metrics of a job that is running on SageMaker.
 
@@ -269,7 +290,8 @@ def start(plan: Plan, *, detach: bool = False, max_cost: float | None = None) ->
         The Run, under way.
 
     Raises:
-        UserError: the plan has errors, costs too much, or could not start. Nothing runs.
+        UserError: the plan has errors, costs too much, or could not start, and nothing runs; or a stop that was asked for meanwhile
+            failed, and the run goes on.
     """
     refuse_errors(plan)
     if not plan.checked:
@@ -342,7 +364,7 @@ def to_its_end(
     """Start a planned run and wait until it is over. An interrupt, or any other exception, stops the run first.
 
     Args:
-        say: takes a line when SageMaker stops answering, and when it answers again.
+        say: takes a line when SageMaker stops answering, when it answers again, and when it does not stop the run.
         interrupted: called before an interrupt stops the run.
         started: called with the run once it has started.
         until: asked about every second: why to stop the run now; "" while it is to go on.
@@ -359,17 +381,20 @@ def to_its_end(
             if run.trouble != trouble:
                 trouble = run.trouble
                 say(trouble or "AWS answers again")
-        if run.state not in records.OVER:
-            run.stop(why)
-            run.wait(150, progress=False)
     except BaseException as error:
         if run is None:
             raise
         if isinstance(error, KeyboardInterrupt):
             interrupted()
-        run.stop("Ctrl-C" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__} in the launcher")
-        run.wait(150, progress=False)
+        try:
+            run.stop("Ctrl-C" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__} in the launcher")
+            run.wait(150, progress=False)
+        except UserError as not_stopped:  # the error that came first is raised
+            say(str(not_stopped))
         raise
+    if why:
+        run.stop(why)
+        run.wait(150, progress=False)
     return run
 
 

@@ -99,8 +99,10 @@ def not_started(folder: RunFolder, error: Exception) -> None:
     Raises:
         UserError: in place of the error, where the disk is full.
     """
+    if folder.remote.exists():
+        return  # it was sent to SageMaker, and what the disk does is another matter
     full = disk.full(folder.path, error)
-    if not any(file.exists() for file in (folder.outcome, folder.remote, folder.supervisor)):
+    if not folder.outcome.exists() and not folder.supervisor.exists():
         with contextlib.suppress(OSError):
             folder.reserve.unlink(missing_ok=True)
             records.write_json(folder.outcome, {"state": records.FAILED, "failure": f"not started: {full or error}"})

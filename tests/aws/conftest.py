@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import boto3
+import botocore.exceptions
 import pytest
 
 import launcher
@@ -174,6 +175,31 @@ def started(job: launcher.Job, **options) -> launcher.Run:
 
 def described(name: str) -> dict:
     return boto3.client("sagemaker", region_name=REGION).describe_training_job(TrainingJobName=name)
+
+
+def replacing(service: str, **calls: Callable[..., Any]) -> Callable[[str, str], Any]:
+    """`session.client` with some calls of a service's clients replaced: what AWS answers is the boundary that tests fake."""
+    client = session.client
+
+    def made(name: str, region: str) -> Any:
+        found = client(name, region)
+        if name != service:
+            return found
+        own = {call: staticmethod(answer) for call, answer in calls.items()}
+        return type("Client", (), {**own, "__getattr__": lambda _, call: getattr(found, call)})()
+
+    return made
+
+
+def lost(*_: Any, **__: Any) -> None:
+    """A call whose answer never comes."""
+    raise botocore.exceptions.ReadTimeoutError(endpoint_url="https://sagemaker")
+
+
+def not_found(**_: Any) -> None:
+    """SageMaker's answer about a job that the account does not have (yet)."""
+    answer = {"Error": {"Code": "ValidationException", "Message": "Requested resource not found."}}
+    raise botocore.exceptions.ClientError(answer, "DescribeTrainingJob")
 
 
 TRAINS = """

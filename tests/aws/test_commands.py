@@ -62,7 +62,7 @@ def test_a_story_is_planned_priced_submitted_and_followed(story):
     done = typed(*emulator, "run", config, "--smoke", "--on", "aws", "--max-cost", "100", *steps)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(
-        r"^at most \$\d+\.\d\d: [\d.]+ h at \$[\d.]+ an hour \(http://127.0.0.1:\d+'s price list of 20",
+        r"^at most \$\d+\.\d\d: [\d.]+ h and 2 min to stop at \$[\d.]+ an hour \(http://127.0.0.1:\d+'s price list of 20",
         done.stdout,
         re.MULTILINE,
     )

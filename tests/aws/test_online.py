@@ -9,15 +9,16 @@ import boto3
 import pytest
 
 import launcher
-from launcher.aws import session
+from launcher.aws import security_groups, session
 from launcher.aws.online import OnlineChecks
 from launcher.config import placeholders
-from launcher.emulator import Emulator
+from launcher.emulator import Emulator, account
 from tests.conftest import ROOT
 from tests.emulator.conftest import Aws
 
 REGION, BUCKET = "us-west-2", "amzn-s3-demo-bucket"
 FOOD = f"s3://{BUCKET}/kt/food"
+WITHOUT_EFA = "compute.instance_type=ml.g5.xlarge"
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +77,7 @@ def test_what_is_all_there_passes_and_every_request_only_reads(aws_calls):
 
 def test_the_ceiling_comes_from_the_price_list_and_is_kept_with_its_date(emulator):
     plan = looked("kt_food_tag")
-    assert plan.price.ceiling == pytest.approx(4 * 32.77 * 30)
+    assert plan.price.ceiling == pytest.approx(4 * 32.77 * (30 + 2 / 60))
     offline = launcher.plan(launcher.load(ROOT / "configs/kt_food_tag.yaml"), on="aws")
     assert offline.price == plan.price
     assert f"{os.environ['AWS_ENDPOINT_URL']}'s price list of 20" in plan.price.text
@@ -99,7 +100,8 @@ def test_the_ceiling_comes_from_the_price_list_and_is_kept_with_its_date(emulato
         ("hyundai_segmentation", ["inputs.train.fsx=fs-0000000000000000f"], "error", ["fs-0000000000000000f: no such file system"]),
         ("hyundai_segmentation", ["network.subnets=[subnet-00000000]"], "error", ["subnet-00000000: no such subnet in us-west-2"]),
         ("hyundai_segmentation", ["network.security_groups=[sg-00000000]"], "error", ["sg-00000000: no such security group in us-west-2"]),
-        ("hyundai_segmentation", [], "error", ["no group allows traffic from its own members, and 4 hosts have to reach each other"]),
+        ("hyundai_segmentation", [], "error", ["no group lets inbound and outbound traffic of EFA through, by which hosts of ml.p4d.24xlarge"]),
+        ("hyundai_segmentation", [WITHOUT_EFA, "distribution=torchrun"], "error", ["no group allows traffic from its own members, and 4 hosts have to reach each other"]),
     ],
 )  # fmt: skip
 def test_what_is_not_as_the_job_says_is_reported_with_its_fix(config, overrides, level, expected):
@@ -108,35 +110,115 @@ def test_what_is_not_as_the_job_says_is_reported_with_its_fix(config, overrides,
         assert piece in text
 
 
-def test_security_groups_that_open_lustre_and_themselves_pass(emulator):
+def the_group(emulator, name: str, *, inbound=(), outbound=()) -> str:
+    """A new security group with rules; the change of a config that makes it the job's."""
     ec2 = boto3.client("ec2", region_name=REGION)
-    emulator.add_security_group("sg-0aaaaaaaaaaaaaaa0", REGION)
-    everything = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": "sg-0aaaaaaaaaaaaaaa0"}]}
-    ec2.authorize_security_group_ingress(GroupId="sg-0aaaaaaaaaaaaaaa0", IpPermissions=[everything])
-    plan = looked("hyundai_segmentation", "network.security_groups=[sg-0aaaaaaaaaaaaaaa0]")
+    emulator.add_security_group(name, REGION)
+    for rules, add in ((inbound, "authorize_security_group_ingress"), (outbound, "authorize_security_group_egress")):
+        if rules:
+            getattr(ec2, add)(GroupId=name, IpPermissions=list(rules))
+    return f"network.security_groups=[{name}]"
+
+
+def from_itself(name: str, **ports) -> dict:
+    """A rule for a group's own members: all traffic, or some ports."""
+    return {"IpProtocol": "tcp" if ports else "-1", **ports, "UserIdGroupPairs": [{"GroupId": name}]}
+
+
+ADDRESSES = {"IpProtocol": "-1", "IpRanges": [{"CidrIp": "10.0.0.0/8"}]}
+
+
+def test_security_groups_that_open_lustre_and_themselves_pass(emulator):
+    name = "sg-0aaaaaaaaaaaaaaa0"
+    own = the_group(emulator, name, inbound=[from_itself(name)], outbound=[from_itself(name)])
+    plan = looked("hyundai_segmentation", own)
     assert plan.errors == ()
-    assert not any("Lustre" in text for text in found(plan, "warning"))
+    assert not any("network.security_groups" in text for text in found(plan, "warning"))
+
+
+def test_a_group_with_the_outbound_rule_of_every_new_group_does_not_let_efa_through(emulator):
+    """To 0.0.0.0/0: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start.html#efa-start-security asks for the group itself."""
+    name = "sg-0aaaaaaaaaaaaaaa2"
+    own = the_group(emulator, name, inbound=[from_itself(name)])
+    [text] = found(looked("hyundai_segmentation", own), "error")
+    assert "no group lets outbound traffic of EFA through" in text
+    command = f"--region {REGION} --group-id {name} --protocol -1 --source-group {name}"
+    assert text.endswith(f"fix:   aws ec2 authorize-security-group-egress {command}")
+    ec2 = boto3.client("ec2", region_name=REGION)
+    ec2.authorize_security_group_egress(GroupId=name, IpPermissions=[from_itself(name)])
+    assert looked("hyundai_segmentation", own).errors == ()
+
+
+def test_a_rule_for_addresses_counts_for_tcp_and_not_for_efa(emulator):
+    own = the_group(emulator, "sg-0aaaaaaaaaaaaaaa3", inbound=[ADDRESSES])
+    [text] = found(looked("hyundai_segmentation", own), "error")
+    assert "no group lets inbound and outbound traffic of EFA through" in text
+    assert "authorize-security-group-ingress" in text and "authorize-security-group-egress" in text
+    plan = looked("hyundai_segmentation", own, WITHOUT_EFA, "distribution=torchrun")
+    assert not any("network.security_groups" in text for text in found(plan, "error") + found(plan, "warning"))
+
+
+def test_where_nobody_says_that_a_job_uses_its_efa_a_closed_group_is_a_warning(emulator):
+    own = the_group(emulator, "sg-0aaaaaaaaaaaaaaa5", inbound=[ADDRESSES])
+    group = boto3.client("ec2", region_name=REGION).describe_security_groups(GroupIds=["sg-0aaaaaaaaaaaaaaa5"])
+    for changes in (["distribution=torchrun", "compute.instance_type=ml.g5.12xlarge"], ["distribution=none"]):
+        job = launcher.load(ROOT / "configs/hyundai_segmentation.yaml", [own, *changes])
+        [issue] = security_groups.check(job, group["SecurityGroups"], REGION)
+        assert (issue.level, "traffic of EFA through" in issue.found) == ("warning", True)
+
+
+def test_one_host_needs_no_rule(emulator):
+    own = the_group(emulator, "sg-0aaaaaaaaaaaaaaa4")
+    assert looked("hyundai_segmentation", own, "compute.instance_count=1").errors == ()
 
 
 def test_hosts_that_preprocess_need_more_than_the_rendezvous_port(emulator):
-    ec2 = boto3.client("ec2", region_name=REGION)
-    emulator.add_security_group("sg-0aaaaaaaaaaaaaaa1", REGION)
-    members = [{"GroupId": "sg-0aaaaaaaaaaaaaaa1"}]
-    one_port = {"IpProtocol": "tcp", "FromPort": 7777, "ToPort": 7777, "UserIdGroupPairs": members}
-    ec2.authorize_security_group_ingress(GroupId="sg-0aaaaaaaaaaaaaaa1", IpPermissions=[one_port])
+    name = "sg-0aaaaaaaaaaaaaaa1"
+    own = the_group(emulator, name, inbound=[from_itself(name, FromPort=7777, ToPort=7777)])
     groups = "{name: gpus, instance_type: ml.p4d.24xlarge, instance_count: 1}, {name: cpus, instance_type: ml.c5.xlarge, instance_count: 1}"
     grouped = [
-        "network.security_groups=[sg-0aaaaaaaaaaaaaaa1]",
+        own,
         "compute.instance_type=null",
         "compute.instance_count=1",
         f"compute.instance_groups=[{groups}]",
         "compute.training_groups=[gpus]",
         "hyperparameters.worker_type=remote",
     ]
-    remote = looked("hyundai_segmentation", *grouped)
-    assert "no group allows traffic from its own members" in "\n".join(found(remote, "error"))
-    torchrun = looked("hyundai_segmentation", grouped[0], "compute.instance_count=2")
-    assert "no group allows all traffic, which EFA needs" in "\n".join(found(torchrun, "warning"))
+    remote = "\n".join(found(looked("hyundai_segmentation", *grouped), "error"))
+    assert "no group allows traffic from its own members" in remote
+    assert "EFA" not in remote, "one host trains"
+    torchrun = looked("hyundai_segmentation", own, WITHOUT_EFA, "compute.instance_count=2", "distribution=torchrun")
+    [text] = [text for text in found(torchrun, "warning") if "network.security_groups" in text and "7777" in text]
+    assert "no group allows all traffic from its own members, and 2 hosts meet at port 7777" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "free", "needed"),
+    [((), 19, 20), ((WITHOUT_EFA, "distribution=torchrun"), 7, 8)],
+)
+def test_a_host_with_efa_takes_five_addresses_and_another_two(monkeypatch, changes, free, needed):
+    """https://docs.aws.amazon.com/sagemaker/latest/dg/train-vpc.html, Ensure That Subnets Have Enough IP Addresses"""
+    for available, refused in ((free, True), (needed, False)):
+        monkeypatch.setattr("moto.ec2.models.subnets.Subnet.available_ip_address_count", available)
+        text = "\n".join(found(looked("hyundai_segmentation", *changes), "error"))
+        assert (f"{available} free addresses for 4 hosts\n  valid: at least {needed}" in text) == refused, text
+
+
+@pytest.mark.parametrize(
+    ("state", "level"), [("UPDATING", "warning"), ("CREATING", "error"), ("MISCONFIGURED", "error")]
+)
+def test_a_file_system_that_is_changed_by_its_owner_stays_usable(monkeypatch, state, level):
+    describe = account.describe_file_systems
+
+    def changed(*given):
+        [system] = (answer := describe(*given))["FileSystems"]
+        system["Lifecycle"] = state
+        return answer
+
+    monkeypatch.setattr(account, "describe_file_systems", changed)
+    plan = looked("hyundai_segmentation")
+    [said] = [issue for issue in plan.issues if issue.key == "inputs.train" and state in issue.found]
+    assert said.level == level
 
 
 def test_data_that_does_not_fit_the_disk_is_refused(monkeypatch):

@@ -118,10 +118,10 @@ def test_a_plan_shows_each_group_with_its_hosts_what_they_do_and_their_price(goo
         assert plan.errors == ()
         said = [line.strip() for line in str(plan).splitlines() if line.startswith("  group ")]
         assert said == [
-            "group       gpus trains: 1 host of ml.p4d.24xlarge (algo-1); at most $64.00, at $32.00 an hour",
-            f"group       cpus {does}: 4 hosts of ml.c5.4xlarge (algo-2 to algo-5); at most $6.40, at $3.20 an hour",
+            "group       gpus trains: 1 host of ml.p4d.24xlarge (algo-1); at most $65.07, at $32.00 an hour",
+            f"group       cpus {does}: 4 hosts of ml.c5.4xlarge (algo-2 to algo-5); at most $6.51, at $3.20 an hour",
         ]
-        assert plan.price.ceiling == pytest.approx(64 + 6.4)
+        assert plan.price.ceiling == pytest.approx((32 + 3.2) * (2 + 2 / 60))
         [_, cpus] = json.loads(plan.to_json())["groups"]
         hosts = [f"algo-{number}" for number in range(2, 6)]
         assert cpus == {

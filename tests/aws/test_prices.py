@@ -12,8 +12,9 @@ import yaml
 
 import launcher
 from launcher.aws import catalog, prices
+from launcher.backends.supervisor import GRACE_SECONDS
 from launcher.emulator import Emulator
-from launcher.planner.plan import refuse_cost
+from launcher.planner.plan import STOP_SECONDS, refuse_cost
 from tests.aws.jobs import GROUPED, P4D, changed
 from tests.emulator.conftest import Aws
 
@@ -61,14 +62,30 @@ def test_a_job_without_an_instance_type_has_no_price_and_reports_what_is_missing
 
 def test_a_price_of_ones_own_is_that_of_one_host(good):
     own = price(good, **{"compute.price_per_hour": 10.0, "compute.max_hours": 3.0, "compute.instance_count": 4})
-    assert (own.per_hour, own.ceiling) == (40, 120)
-    assert own.text == "at most $120.00: 3 h at $40.00 an hour (compute.price_per_hour)"
+    assert own.per_hour == 40
+    assert own.text.startswith("at most $121.33: 3 h and 2 min to stop at $40.00 an hour (compute.price_per_hour)")
+
+
+def test_a_job_that_reaches_its_time_limit_stays_below_the_ceiling_until_it_uploads(good):
+    """SIGTERM comes at max_hours, SIGKILL 120 s later, both on the bill."""
+    full = price(good, **{"compute.price_per_hour": 3600.0, "compute.max_hours": 1.0, "compute.instance_count": 3})
+    assert full.ceiling == pytest.approx(3600 * 3 * (1 + 120 / 3600))
+    assert full.text.endswith("(compute.price_per_hour), and the upload of its results after that")
+    assert STOP_SECONDS == GRACE_SECONDS, "as a run on this machine"
+
+
+def test_a_processing_job_beside_the_training_is_named_and_free_rules_are_not(good):
+    priced = {"compute.price_per_hour": 10.0}
+    profiled = price(good, **priced, profiling={"profiler": {"cpu_seconds": 60}})
+    assert profiled.ceiling == price(good, **priced).ceiling
+    assert profiled.text.endswith(" after that, and SageMaker Profiler's processing job (ml.m5.4xlarge)")
+    assert "processing job" not in price(good, **priced, profiling={"rules": {"ProfilerReport": {}}}).text
 
 
 def test_a_warm_pool_is_paid_after_the_job(good):
     warm = price(good, **{"compute.price_per_hour": 10.0, "compute.max_hours": 1.0, "compute.keep_alive_minutes": 30})
-    assert warm.ceiling == 30
-    assert "1 h and 30 min of warm pool" in warm.text
+    assert warm.ceiling == pytest.approx(20 * (1 + 2 / 60 + 30 / 60))
+    assert "1 h, 2 min to stop and 30 min of warm pool" in warm.text
 
 
 def test_spot_has_the_ceiling_of_on_demand_and_says_that_it_costs_less(good):
@@ -80,14 +97,15 @@ def test_spot_has_the_ceiling_of_on_demand_and_says_that_it_costs_less(good):
 
 def test_waiting_for_spot_costs_nothing(good):
     spot = {"compute.price_per_hour": 10.0, "compute.spot": True, "compute.max_hours": 1.0}
-    assert price(good, **spot, **{"compute.max_wait_hours": 20.0}).ceiling == price(good, **spot).ceiling == 20
+    waits = price(good, **spot, **{"compute.max_wait_hours": 20.0})
+    assert waits.ceiling == price(good, **spot).ceiling == pytest.approx(20 * (1 + 2 / 60))
 
 
 def test_the_prices_of_groups_are_added(good):
     keep({REGION: {P4D: {"usd": 32.0, "read": "2026-11-02"}, "ml.c5.4xlarge": {"usd": 0.8, "read": "2026-10-01"}}})
     grouped = price(good, compute={**GROUPED, "max_hours": 2.0})
     assert grouped.per_hour == pytest.approx(2 * 32 + 0.8)
-    assert grouped.ceiling == pytest.approx(2 * grouped.per_hour)
+    assert grouped.ceiling == pytest.approx((2 + 2 / 60) * grouped.per_hour)
     assert "AWS's price list of 2026-10-01" in grouped.text
 
 
@@ -129,7 +147,7 @@ class Later(datetime):
 
 def test_a_price_that_comes_with_the_kit_needs_no_network_and_says_its_day(good):
     known = price(good, region="us-east-1", **{"compute.max_hours": 10.0, "compute.instance_count": 4})
-    assert known.per_hour == pytest.approx(4 * 25.251) and known.ceiling == pytest.approx(1010.04)
+    assert known.per_hour == pytest.approx(4 * 25.251) and known.ceiling == pytest.approx(1013.4068)
     assert "AWS's price list of 2026-09-04, as public sources have it" in known.text
     grouped = launcher.from_values(changed(good, {"region": "us-east-1", "compute": GROUPED}))
     assert prices.of_groups(grouped) == {"gpus": pytest.approx(2 * 25.251), "cpus": 0.816}
@@ -138,9 +156,9 @@ def test_a_price_that_comes_with_the_kit_needs_no_network_and_says_its_day(good)
 def test_max_cost_is_obeyed_offline(good):
     values = changed(good, {"region": "us-east-1", "compute.max_hours": 10.0, "compute.instance_count": 4})
     planned = launcher.plan(launcher.from_values(values), on="aws")
-    refuse_cost(planned, 1010.05)
-    with pytest.raises(launcher.UserError, match=r"at most \$1,010.04: 10 h"):
-        refuse_cost(planned, 1010.03)
+    refuse_cost(planned, 1013.41)
+    with pytest.raises(launcher.UserError, match=r"at most \$1,013.41: 10 h and 2 min to stop"):
+        refuse_cost(planned, 1013.40)
 
 
 def test_an_old_price_warns(good, monkeypatch):
@@ -181,8 +199,8 @@ def test_a_price_is_read_once_and_kept_with_its_date(good, price_list):
     assert prices.read_price_list(price_list, REGION, [P4D]) == {P4D: 32.77}
     assert json.loads(prices.cache_file().read_text()) == {REGION: {P4D: {"usd": 32.77, "read": TODAY}}}
     known = price(good, **{"compute.max_hours": 10.0})
-    assert (known.per_hour, known.ceiling) == (65.54, pytest.approx(655.4))
-    assert known.text == f"at most $655.40: 10 h at $65.54 an hour (AWS's price list of {TODAY})"
+    assert (known.per_hour, known.ceiling) == (65.54, pytest.approx(65.54 * (10 + 2 / 60)))
+    assert f": 10 h and 2 min to stop at $65.54 an hour (AWS's price list of {TODAY})" in known.text
 
 
 def test_a_second_look_adds_to_the_first(price_list):
@@ -254,6 +272,16 @@ def test_the_bill_of_a_spot_job_holds_the_saving():
 )  # fmt: skip
 def test_the_bill_says_only_what_is_known(request_, per_hour, described, bill):
     assert prices.bill(request_, per_hour, described) == bill
+
+
+@pytest.mark.parametrize(
+    ("status", "seconds"), [("Terminated", 5400), ("Reused", 5400), ("Available", 1800), ("InUse", 1800)]
+)
+def test_the_bill_holds_a_warm_pool_once_its_hosts_are_gone(status, seconds):
+    pool = {"Status": status, "ResourceRetainedBillableTimeInSeconds": 3600}
+    bill = prices.bill(REQUEST, 36.0, {"BillableTimeInSeconds": 1800, "WarmPoolStatus": pool})
+    assert bill["cost_usd"] == seconds / 100
+    assert bill.get("warm_pool_seconds", 0) == seconds - 1800
 
 
 def test_the_spend_grows_from_the_start_of_training():

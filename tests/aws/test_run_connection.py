@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+from types import SimpleNamespace
 
 import boto3
 import boto3.exceptions
@@ -11,7 +12,9 @@ import botocore.exceptions
 import pytest
 
 import launcher
-from launcher.aws import follow, session, submit
+from launcher.aws import follow, session
+from launcher.commands import live
+from launcher.record import records
 from launcher.runner import run as running
 from tests.aws.conftest import REGION, SLEEPS, TRAINS, is_ready, started
 from tests.conftest import wait_until
@@ -38,17 +41,6 @@ def test_a_throttled_start_is_tried_again_and_starts_one_job(sagemaker_job, emul
     assert [name for _, name in emulator.jobs.jobs if name.startswith(run.name)] == [run.name]
 
 
-def test_a_job_whose_answer_was_lost_is_followed_and_not_called_failed(sagemaker_job):
-    """CreateTrainingJob went through, and botocore's second try is refused because the name is taken."""
-    plan = launcher.plan(sagemaker_job(SLEEPS), on="aws")
-    launcher.upload(plan)
-    boto3.client("sagemaker", region_name=REGION).create_training_job(**plan.request)
-    run = launcher.run(plan)
-    assert run.state == "InProgress"
-    run.stop()
-    assert run.wait(60) == "Stopped"
-
-
 def test_a_job_that_sagemaker_does_not_know_any_more_is_over(sagemaker_job, aws_calls, monkeypatch):
     run = started(sagemaker_job(SLEEPS))
     wait_until(lambda: is_ready(run), 60, "the script's line")
@@ -59,11 +51,13 @@ def test_a_job_that_sagemaker_does_not_know_any_more_is_over(sagemaker_job, aws_
     boto3.client("sagemaker", region_name=REGION).stop_training_job(TrainingJobName=run.name)
 
 
-def test_without_the_right_to_read_logs_a_run_is_still_followed_to_its_end(sagemaker_job, data, aws_calls):
+def test_without_the_right_to_read_logs_a_run_is_still_followed_to_its_end(sagemaker_job, data, aws_calls, capsys):
     aws_calls.fail("DescribeLogStreams", code="AccessDeniedException", times=1000, message="not authorized: logs")
     run = started(sagemaker_job(TRAINS, inputs={"train": {"folder": str(data)}}))
     assert run.wait(120) == "Completed"
     assert any("logs: not allowed" in text for text in run.outcome()["not_saved"])
+    live._News(run).show(live._PlainLines(run))
+    assert "logs: not allowed" in capsys.readouterr().err
     assert run.result() == {"validation_accuracy": 0.9}
 
 
@@ -135,6 +129,70 @@ def test_log_pages_without_lines_are_not_the_end():
     assert [line for _, lines in follow._events(Wire(), "stream", None) for line in lines] == ["a", "b"]
 
 
+def expired(**options):
+    """GetLogEvents of two hosts: algo-1 refuses the tokens of an earlier day."""
+    pages = {"run/algo-1-1": ["one", "two"], "run/algo-2-1": ["three"]}
+    stream, token = options["logStreamName"], options.get("nextToken")
+    if token == "f/old" and stream == "run/algo-1-1":
+        answer = {"Error": {"Code": "InvalidParameterException", "Message": "The specified nextToken is invalid."}}
+        raise botocore.exceptions.ClientError(answer, "GetLogEvents")
+    lines = pages[stream] if token is None or token == "f/old" else []
+    return {"nextForwardToken": "f/new", "events": [{"message": line} for line in lines]}
+
+
+def denied(**options):
+    if options["logStreamName"] == "run/algo-1-1":
+        answer = {"Error": {"Code": "AccessDeniedException", "Message": "logs:GetLogEvents"}}
+        raise botocore.exceptions.ClientError(answer, "GetLogEvents")
+    return expired(**options)
+
+
+@pytest.fixture
+def followed(tmp_path, monkeypatch):
+    """A folder of a run of two hosts that was followed a day ago, and what reads its logs from CloudWatch."""
+    folder = records.RunFolder(tmp_path / "run")
+    (folder.path / "logs").mkdir(parents=True)
+    folder.log("algo-1").write_text("one\n")
+    folder.log("algo-2").write_text("")
+    positions = {"sizes": {"algo-1": 4, "algo-2": 0}, "tokens": {"run/algo-1-1": "f/old", "run/algo-2-1": "f/old"}}
+    records.write_json(folder.path / "logs/streams.json", positions)
+    streams = [{"logStreamName": name} for name in positions["tokens"]]
+    paginator = SimpleNamespace(paginate=lambda **_: [{"logStreams": streams}])
+
+    def fetch(get_log_events):
+        wire = SimpleNamespace(get_log_events=get_log_events, get_paginator=lambda _: paginator)
+        monkeypatch.setattr(session, "client", lambda service, region: wire)
+        found = follow.fetch_logs(folder, REGION, 2)
+        return found, [folder.log(host).read_text() for host in ("algo-1", "algo-2")]
+
+    return fetch
+
+
+def test_a_position_in_a_log_that_has_expired_is_found_again_and_every_line_comes_once(followed):
+    """`The token expires after 24 hours`: nextForwardToken in CloudWatch Logs' service model."""
+    assert followed(expired) == ((True, ""), ["one\ntwo\n", "three\n"])
+    assert followed(expired) == ((False, ""), ["one\ntwo\n", "three\n"])
+
+
+def test_a_log_that_cannot_be_read_does_not_silence_the_other_hosts(followed):
+    (new, no_logs), logs = followed(denied)
+    assert new and logs == ["one\n", "three\n"]
+    assert no_logs == "logs of algo-1: not allowed: logs:GetLogEvents"
+
+
+def test_a_log_that_is_refused_from_its_first_line_too_is_asked_for_twice(followed):
+    asked = []
+
+    def refused(**options):
+        asked.append(options.get("nextToken"))
+        answer = {"Error": {"Code": "InvalidParameterException", "Message": "no"}}
+        raise botocore.exceptions.ClientError(answer, "GetLogEvents")
+
+    (new, no_logs), _ = followed(refused)
+    assert asked == ["f/old", None] * 2 and not new
+    assert no_logs.startswith("logs of algo-1: InvalidParameterException") and no_logs.endswith(", and 1 more host")
+
+
 def test_a_known_name_needs_no_region_and_a_broken_adoption_can_be_repeated(sagemaker_job, data):
     run = started(sagemaker_job(TRAINS, inputs={"train": {"folder": str(data)}}))
     assert launcher.attach("test", region="eu-west-1").name == run.name
@@ -175,67 +233,6 @@ def test_whatever_keeps_aws_from_answering_has_words_and_is_asked_again(name):
     assert session.is_transient(error) and not session.is_unknown_job(error)
     found, fix = session.about(error)
     assert found and fix
-
-
-def test_a_job_whose_creation_and_the_look_after_it_time_out_may_run_and_is_followed(sagemaker_job, monkeypatch):
-    def lost(*_, **__):
-        raise botocore.exceptions.ReadTimeoutError(endpoint_url="https://sagemaker")
-
-    plan = launcher.plan(sagemaker_job(SLEEPS), on="aws")
-    launcher.upload(plan)
-    boto3.client("sagemaker", region_name=REGION).create_training_job(**plan.request)
-    with monkeypatch.context() as offline:
-        offline.setattr(submit, "create", lost)
-        offline.setattr(submit.session, "client", lost_after(session.client, "describe_training_job", lost))
-        with pytest.raises(launcher.UserError, match="may have been started: .*cannot be reached"):
-            launcher.run(plan)
-    run = launcher.attach(plan.name)
-    assert run.state == "InProgress"
-    run.stop()
-    assert run.wait(60) == "Stopped"
-
-
-def lost_after(client, call, lost):
-    """Clients of which one call never answers."""
-
-    def made(service, region):
-        found = client(service, region)
-        if service != "sagemaker":
-            return found
-        return type("Client", (), {call: lost, "__getattr__": lambda _, name: getattr(found, name)})()
-
-    return made
-
-
-def test_a_stop_that_comes_while_the_job_is_created_stops_it(sagemaker_job, monkeypatch):
-    create = submit.create
-
-    def slowly(plan):
-        sent = create(plan)
-        launcher.attach(plan.name).stop("changed my mind")  # which finds no remote.json
-        return sent
-
-    monkeypatch.setattr(submit, "create", slowly)
-    run = started(sagemaker_job(SLEEPS))
-    assert run.wait(60) == "Stopped"
-    assert run.outcome()["stop_reason"] == "changed my mind"
-
-
-def test_ctrl_c_while_the_job_is_created_says_that_it_goes_on(sagemaker_job, monkeypatch, capsys):
-    create = submit.create
-
-    def interrupted(plan):
-        create(plan)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(submit, "create", interrupted)
-    plan = launcher.plan(sagemaker_job(SLEEPS), on="aws")
-    with pytest.raises(KeyboardInterrupt):
-        launcher.run(plan)
-    assert f"launcher stop {plan.name} stops it" in capsys.readouterr().err
-    run = launcher.attach(plan.name)
-    run.stop()
-    assert run.wait(60) == "Stopped"
 
 
 @pytest.mark.parametrize("error", [PermissionError(errno.EACCES, "no"), OSError(errno.EROFS, "no")])

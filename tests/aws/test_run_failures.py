@@ -127,7 +127,7 @@ def test_credentials_that_do_not_work_refuse_a_run_and_leave_no_record(sagemaker
 def test_a_price_above_the_limit_or_not_known_is_refused(sagemaker_job):
     plan = launcher.plan(sagemaker_job(SLEEPS, compute={"max_hours": 10}), on="aws")
     assert "price not known" in plan.price.text
-    with pytest.raises(launcher.UserError, match=r"at most \$2.30: 10 h at \$0.23 an hour"):
+    with pytest.raises(launcher.UserError, match=r"at most \$2.31: 10 h and 2 min to stop at \$0.23 an hour"):
         launcher.run(plan, max_cost=2)
     unknown = launcher.plan(sagemaker_job(SLEEPS, compute={"instance_type": "ml.c5.xlarge"}), on="aws")
     with pytest.raises(launcher.UserError, match="price not known for ml.c5.xlarge"):

@@ -48,11 +48,11 @@ def test_the_price_of_trials_on_unlike_hosts_is_told_and_refused_before_the_firs
     told = capsys.readouterr()
     assert (
         "1 trial with 2 instance groups:\n"
-        "  gpus trains: 1 host of ml.g5.xlarge (algo-1); at most $1.41, at $1.41 an hour\n"
-        "  cpus preprocesses: 1 host of ml.c6i.4xlarge (algo-2); at most $0.90, at $0.90 an hour\n"
-        "3 trials: at most $5.13 in all; the most expensive at most $2.31"
+        "  gpus trains: 1 host of ml.g5.xlarge (algo-1); at most $1.46, at $1.41 an hour\n"
+        "  cpus preprocesses: 1 host of ml.c6i.4xlarge (algo-2); at most $0.93, at $0.90 an hour\n"
+        "3 trials: at most $5.30 in all; the most expensive at most $2.39"
     ) in told.out
-    assert "at most $5.13 in all" in told.err and launcher.runs() == []
+    assert "at most $5.30 in all" in told.err and launcher.runs() == []
 
 
 @pytest.fixture

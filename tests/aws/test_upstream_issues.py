@@ -141,10 +141,10 @@ def test_a_job_that_could_cost_more_than_allowed_is_refused_before_anything_is_s
     compute = {"compute.price_per_hour": 30.0, "compute.max_hours": 10.0}
     config.write_text(repr(changed(good, compute)))
     plan = launcher.plan(launcher.load(config), on="aws")
-    assert plan.price.ceiling == 600 and "at most $600.00: 10 h at $60.00 an hour" in str(plan)
-    command = [sys.executable, "-m", "launcher", "run", str(config), "--on", "aws", "--max-cost", "599"]
+    assert plan.price.ceiling == 602 and "at most $602.00: 10 h and 2 min to stop at $60.00 an hour" in str(plan)
+    command = [sys.executable, "-m", "launcher", "run", str(config), "--on", "aws", "--max-cost", "601"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 2 and "$600.00" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and "$602.00" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_job_whose_price_nobody_knows_passes_no_limit(good, tmp_path):

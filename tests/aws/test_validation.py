@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import botocore.session
 import pytest
 
 import launcher
@@ -305,3 +306,13 @@ def test_what_the_sdk_calls_a_thing_is_answered_with_what_a_config_calls_it():
 def test_a_version_that_the_rules_propose_has_an_image():
     catalog.training_image("us-west-2", P4D, "2.0.1", "py310")
     catalog.training_image("us-west-2", P4D, "2.8.0", "py312")
+
+
+@pytest.mark.parametrize("source", ["fsx", "efs"])
+def test_a_file_systems_id_has_the_length_that_sagemakers_has(good, source):
+    model = botocore.session.get_session().get_service_model("sagemaker").shape_for("FileSystemId").metadata
+    assert (model["min"], model["max"]) == (len("fs-") + 8, len("fs-") + 18)
+    for digits, fits in ((7, False), (8, True), (18, True), (19, False)):
+        given = {"inputs": {"train": {source: f"fs-{'a' * digits}", "path": "/fsx/train"}}, "network": VPC}
+        with contextlib.nullcontext() if fits else pytest.raises(launcher.UserError, match=f"inputs.train.{source}"):
+            launcher.from_values(changed(good, given))

@@ -84,9 +84,30 @@ def test_a_running_job_is_updated_and_stopped_and_keeps_what_it_has(aws):
     assert (job["TrainingJobStatus"], job["SecondaryStatus"]) == ("Stopped", "Stopped")
     assert "FailureReason" not in job
     assert [entry["Status"] for entry in job["SecondaryStatusTransitions"]][-3:] == ["Stopping", "Uploading", "Stopped"]
+    assert job["WarmPoolStatus"]["Status"] == "Available"
     archives = aws.objects("output/is-stopped/output/")
     assert set(unpack(archives["output.tar.gz"])) == {"ready-0", "told-0"}
     assert set(unpack(archives["model.tar.gz"])) == {"half.txt"}
+
+
+def test_a_warm_pool_ends_on_request_and_only_once_the_job_is_over(aws):
+    sagemaker, now = aws.client("sagemaker"), {"KeepAlivePeriodInSeconds": 0}
+    aws.start("keeps-hosts", LEAVES_A_MODEL, ResourceConfig={"KeepAlivePeriodInSeconds": 600})
+    given = {"TrainingJobName": "keeps-hosts", "ResourceConfig": now}
+    code, message = refusal(sagemaker.update_training_job, **given)
+    assert (code, "not Available: InUse" in message) == ("ValidationException", True)
+    wait_until(lambda: is_ready(aws, "keeps-hosts"), 90, "a ready script")
+    sagemaker.stop_training_job(TrainingJobName="keeps-hosts")
+    aws.ended("keeps-hosts")
+    sagemaker.update_training_job(TrainingJobName="keeps-hosts", ResourceConfig={"KeepAlivePeriodInSeconds": 1200})
+    kept = aws.describe("keeps-hosts")
+    assert kept["WarmPoolStatus"]["Status"] == "Available" and kept["ProfilingStatus"] == "Disabled"
+    sagemaker.update_training_job(**given)
+    ended = aws.describe("keeps-hosts")["WarmPoolStatus"]
+    assert ended["Status"] == "Terminated" and 0 < ended["ResourceRetainedBillableTimeInSeconds"] < 60
+    assert refusal(sagemaker.update_training_job, **given)[0] == "ValidationException"
+    refused = refusal(sagemaker.update_training_job, TrainingJobName="is-over", ResourceConfig=now)
+    assert "not Available: None" in refused[1]
 
 
 def test_a_job_is_stopped_at_its_max_runtime(aws):
@@ -134,10 +155,10 @@ def test_what_a_host_deletes_among_its_checkpoints_is_deleted_in_s3_and_what_it_
 
 
 def test_a_job_for_which_there_are_no_instances_fails_while_it_starts(aws):
-    job = aws.ended(aws.start("gets-nothing", ResourceConfig={"InstanceCount": 17}))
+    job = aws.ended(aws.start("gets-nothing", ResourceConfig={"InstanceCount": 17, "KeepAlivePeriodInSeconds": 60}))
     assert job["TrainingJobStatus"] == "Failed" and "at most 16 hosts" in job["FailureReason"]
     assert [entry["Status"] for entry in job["SecondaryStatusTransitions"]] == ["Starting", "Failed"]
-    assert "TrainingTimeInSeconds" not in job
+    assert "TrainingTimeInSeconds" not in job and job["WarmPoolStatus"] == {"Status": "Terminated"}
 
 
 @pytest.mark.parametrize(("operation", "given"), [("list_training_jobs", {}), ("search", {"Resource": "TrainingJob"})])

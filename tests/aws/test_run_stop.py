@@ -1,0 +1,128 @@
+"""Stops that SageMaker did not get: who asked for one learns which job goes on, and the record does not call it Stopping."""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import SimpleNamespace
+
+import botocore.exceptions
+import pytest
+
+import launcher
+from launcher.aws import session
+from launcher.commands import foreground, live
+from launcher.commands.exit_codes import INTERRUPTED
+from launcher.record import records
+from launcher.runner.run import to_its_end
+from tests.aws.conftest import REGION, replacing
+from tests.launcher.test_store import recorded
+
+NAME = "sleeper-20261121-031500-abcd"
+
+
+@pytest.fixture
+def run(connected, monkeypatch) -> launcher.Run:
+    """A run that SageMaker describes as InProgress."""
+    hosts = [{"name": "algo-1"}]
+    folder = recorded(NAME, state="", backend="aws", job={"name": "sleeper", "region": REGION}, hosts=hosts)
+    records.write_json(folder.remote, {"TrainingJobStatus": "InProgress"})
+    answer = {"TrainingJobStatus": "InProgress"}
+    monkeypatch.setattr(session, "client", replacing("sagemaker", describe_training_job=lambda **_: answer))
+    monkeypatch.setattr(session, "client", replacing("logs", get_paginator=no_streams))
+    return launcher.attach(NAME)
+
+
+def no_streams(_: str) -> SimpleNamespace:
+    return SimpleNamespace(paginate=lambda **_: [])
+
+
+def expired(**_) -> None:
+    answer = {"Error": {"Code": "ExpiredTokenException", "Message": "a test"}}
+    raise botocore.exceptions.ClientError(answer, "StopTrainingJob")
+
+
+def interrupted(**_) -> None:
+    raise KeyboardInterrupt
+
+
+def refused_by(monkeypatch, stop_training_job) -> None:
+    monkeypatch.setattr(session, "client", replacing("sagemaker", stop_training_job=stop_training_job))
+
+
+def test_a_stop_that_fails_names_the_job_that_goes_on(run, monkeypatch):
+    refused_by(monkeypatch, expired)
+    with pytest.raises(launcher.UserError) as error:
+        run.stop()
+    [issue] = error.value.issues
+    assert issue.found == f"{NAME} was NOT stopped and goes on: the AWS credentials have expired"
+    assert issue.fix == f"renew them, for example with aws sso login; then launcher stop {NAME} tries again"
+    assert run.state == "InProgress" and not run.folder.stop_request.exists()
+
+
+def test_a_stop_that_is_interrupted_names_the_job_and_leaves_it_in_progress(run, monkeypatch, capsys):
+    """Ctrl-C, S, the network hangs, Ctrl-C again."""
+    refused_by(monkeypatch, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run.stop()
+    told = capsys.readouterr().err
+    assert f"{NAME} was NOT stopped and goes on" in told and f"launcher stop {NAME} tries again" in told
+    assert run.state == "InProgress"
+
+
+def test_a_second_request_that_fails_leaves_the_first_one_in_force(run, monkeypatch):
+    with monkeypatch.context() as answered:
+        refused_by(answered, lambda **_: {})
+        run.stop("the first")
+    refused_by(monkeypatch, expired)
+    with pytest.raises(launcher.UserError, match=f"{NAME} was asked to stop before, and may go on: .*expired"):
+        run.stop("the second")
+    assert run.state == "Stopping" and run.folder.read(run.folder.stop_request)["reason"] == "the first"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_cannot_stop_the_job_says_so_and_ends_the_launcher(run, monkeypatch, capsys, number):
+    """In the middle of a request too, whose errors are kept as the run's trouble."""
+    refused_by(monkeypatch, expired)
+    handler = foreground._stop_without_asking(run)
+    with pytest.raises(SystemExit) as ended, session.unreachable():
+        handler(number, None)
+    assert ended.value.code == INTERRUPTED
+    assert f"{NAME} was NOT stopped and goes on" in capsys.readouterr().err
+
+
+@pytest.fixture
+def studied(run, monkeypatch):
+    """Follows the run as a study does, and returns what it said."""
+
+    def follow(**options) -> list[str]:
+        said: list[str] = []
+        monkeypatch.setattr("launcher.runner.run.start", lambda planned, **_: run)
+        with pytest.raises(KeyboardInterrupt):
+            to_its_end(None, say=said.append, interrupted=lambda: said.append("stopping"), **options)
+        return said
+
+    return follow
+
+
+def test_ctrl_c_in_a_study_names_the_job_that_it_cannot_stop(run, studied, monkeypatch):
+    refused_by(monkeypatch, expired)
+    said = studied(until=lambda _: os.kill(os.getpid(), signal.SIGINT))
+    assert said[0] == "stopping" and f"{NAME} was NOT stopped and goes on: the AWS credentials" in said[1]
+    assert run.state == "InProgress"
+
+
+def test_a_limit_that_cannot_stop_the_job_is_reported_once(run, monkeypatch):
+    refused_by(monkeypatch, expired)
+    monkeypatch.setattr("launcher.runner.run.start", lambda planned, **_: run)
+    said: list[str] = []
+    with pytest.raises(launcher.UserError, match=f"{NAME} was NOT stopped and goes on"):
+        to_its_end(None, say=said.append, interrupted=lambda: None, until=lambda _: "long enough")
+    assert said == []
+
+
+def test_ctrl_c_while_following_names_the_job_that_it_cannot_stop(run, monkeypatch, capsys):
+    refused_by(monkeypatch, expired)
+    monkeypatch.setattr(live._PlainLines, "idle", lambda _: os.kill(os.getpid(), signal.SIGINT))
+    assert live.follow(run) is True
+    assert f"{NAME} was NOT stopped and goes on: the AWS credentials" in capsys.readouterr().err
