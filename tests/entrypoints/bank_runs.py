@@ -91,7 +91,7 @@ def assert_a_bank_is_filled_and_learned_from(config: Path, on: str) -> None:
     """`launcher label` on a backend, then two students there: one beside its teacher, and one with the bank alone."""
     labels = _ran(labelling.planned(config, on=on)).result()
     taught = _ran(launcher.plan(launcher.load(config), on=on))
-    elsewhere = f"checkpoints=s3://amzn-s3-demo-bucket/alone/{config.parent.name}"  # where nobody has unpacked the bank
+    elsewhere = f"checkpoints=s3://amzn-s3-demo-bucket/alone/{config.parent.name}"  # where no student has left its own
     job = launcher.load(config, ["hyperparameters.teacher_cache.complete=true", elsewhere])
     inputs = {name: given for name, given in job.inputs.items() if name != "teacher"}
     alone = _ran(launcher.plan(job.model_copy(update={"inputs": inputs}), on=on))

@@ -100,6 +100,22 @@ def test_the_numbers_of_an_epoch_are_those_that_all_ranks_draw():
         assert found.tolist() == [number for step in steps_of(2, views=2, epoch=epoch) for _, number in step]
 
 
+@pytest.mark.parametrize(("ranks", "accumulation", "together"), [(1, 1, 1), (2, 2, 1), (4, 2, 1), (2, 2, 2), (8, 1, 2)])
+def test_a_ranks_own_images_are_those_that_it_draws_wherever_it_resumes(ranks, accumulation, together):
+    everyones = []
+    for rank in range(ranks):
+        batches = TrainingBatches(50, 8, world(rank, ranks), 3, accumulation=accumulation, views=2, together=together)
+        for first in (0, 4):
+            batches.start(2, first)
+            own = batches.own_indices(2)
+            assert own.dtype == np.int64 and own.shape == (6, accumulation, 8 // ranks // accumulation)
+            assert [[index for _, index in part] for part in batches] == [
+                *map(list, own[first:].reshape(-1, own.shape[2]))
+            ]
+        everyones.append(own)
+    assert np.unique(everyones).tolist() == sorted(batches.indices(2).tolist())
+
+
 def test_views_come_round_again():
     assert [[*views_of(epoch, 3)] for epoch in range(1, 8)] == [[1], [2], [3], [1], [2], [3], [1]]
     assert [[*views_of(epoch, None)] for epoch in range(1, 5)] == [[1], [2], [3], [4]]

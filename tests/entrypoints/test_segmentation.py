@@ -16,6 +16,7 @@ from training.data.loaders import open_loaders
 from training.data.masks import open_data
 from training.distributed.world import World
 from training.models import export, segmenter, timm_models
+from training.models.features import WithFeatures, parameter_groups
 from training.settings.segmentation import SegmentationSettings
 from training.tasks import evaluation
 from training.tasks.evaluation import class_ious, describe_classes, evaluate_pixels
@@ -240,6 +241,43 @@ def test_the_decoder_uses_all_scales_of_the_encoder():
 def test_an_encoder_that_cannot_be_used_says_why(name, message):
     with pytest.raises(ValueError, match=message):
         segmenter.build(name, {"depth": 2} if name == "resnet10t" else {}, 4, decoder_channels=8)
+
+
+SWIN = {"img_size": 64, "window_size": 2, "embed_dim": 12, "num_heads": (2, 2, 2, 2)}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "exempt"),
+    [
+        ("swin_tiny_patch4_window7_224", {}, "relative_position_bias_table"),
+        ("swin_tiny_patch4_window7_224", {**SWIN, "out_indices": (0, 1, 2)}, "relative_position_bias_table"),
+        ("hiera_tiny_224", {}, "pos_embed"),
+        ("nest_tiny", {}, "pos_embed"),
+    ],
+)
+@pytest.mark.parametrize("beside", [False, True])
+def test_weight_decay_spares_what_the_encoder_exempts(name, options, exempt, beside):
+    model = segmenter.build(name, options, 3, decoder_channels=8)
+    trained = WithFeatures(model, "tokens", nn.Linear(4, 2)) if beside else model
+    decayed = {
+        id(parameter)
+        for group in parameter_groups(trained, 0.05)
+        if group["weight_decay"]
+        for parameter in group["params"]
+    }
+    named = dict(model.named_parameters())
+    spared = {key for key, value in named.items() if value.ndim > 1 and id(value) not in decayed}
+    assert spared and spared == {key for key in named if key.endswith(exempt)}
+
+
+def test_a_start_is_the_same_whatever_is_asked_of_the_whole_model():
+    """The decoder's weights are drawn after the encoder's: what lies between must draw nothing."""
+    torch.manual_seed(1)
+    encoder = timm_models.create("swin_tiny_patch4_window7_224", SWIN, features_only=True)
+    expected = segmenter.Segmenter(encoder, 3, 8).state_dict()
+    torch.manual_seed(1)
+    found = segmenter.build("swin_tiny_patch4_window7_224", SWIN, 3, decoder_channels=8).model.state_dict()
+    assert all(torch.equal(found[key], value) for key, value in expected.items())
 
 
 def rebuilt(folder) -> timm_models.Normalized:

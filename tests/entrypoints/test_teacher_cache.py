@@ -122,6 +122,29 @@ def test_a_batch_that_lacks_one_record_passes_through_the_teacher_whole_and_keep
     torch.testing.assert_close(other[7], before[7] + 1, rtol=2**-10, atol=1e-3)
 
 
+def test_a_bank_is_complete_without_records_of_broken_images_which_are_read_once_however_many_there_are(tmp_path):
+    images, broken, read = np.arange(1800), range(100, 1300), []
+
+    def stand_in(index: int) -> int:
+        read.append(index)
+        return 1300 if index in broken else index
+
+    cache = opened(tmp_path, images=len(images), stand_in=stand_in)
+    assert not cache.begin_epoch([1], images)
+    assert read == [0], "the first readable image without a record is enough"
+    for some in np.delete(images, broken).reshape(-1, IMAGES):
+        batch = batch_of(np.arange(IMAGES))._replace(indices=torch.from_numpy(some))
+        cache.answers(batch, CountedTeacher())
+    assert cache.begin_epoch([1], images) and read == [0, *broken]
+    assert cache.begin_epoch([1], images) and read == [0, *broken], "nothing is read again"
+    for readable in (50, 1300, 1799):
+        whole = (tmp_path / "view-0001.bin").read_bytes()
+        forget(cache, tmp_path, [readable])
+        assert not cache.begin_epoch([1], images), readable
+        (tmp_path / "view-0001.bin").write_bytes(whole)
+    assert cache.begin_epoch([1], images)
+
+
 # --- damage
 
 
@@ -279,8 +302,52 @@ def test_an_epoch_is_complete_only_where_all_ranks_find_all_of_theirs(tmp_path, 
     """
     )
     assert [rank.stdout.strip() for rank in run_ranks(tmp_path, script)] == ["False", "False"]
-    monkeypatch.setattr("training.teacher.cache.PIECE", 100)  # a few records at once
+    monkeypatch.setattr("training.teacher.missing.PIECE", 100)  # a few records at once
     assert not opened(tmp_path / "cache").begin_epoch([1], np.arange(IMAGES))
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        "Distillation([], teacher, cache, timeline=timeline)",
+        "Segmentation(None, teacher, None, world, timeline, cache)",
+    ],
+    ids=["distillation", "segmentation"],
+)
+def test_each_rank_checks_what_it_draws_in_the_whole_epoch_and_teachers_leave_together(tmp_path, task):
+    filled(tmp_path / "cache")
+    script = (
+        RANKS
+        + f"""
+    from training.data.batches import TrainingBatches
+    from training.measure.timeline import Timeline
+    from training.tasks.distillation import Distillation
+    from training.tasks.segmentation import Segmentation
+    class Teacher(torch.nn.Module):
+        def to(self, device):
+            found["leaves"] = True
+    read = ViewFile.read
+    ViewFile.read = lambda file, images: (found["read"].extend(images.tolist()), read(file, images))[1]
+    with process_group() as world:
+        cache, teacher, timeline = opened(out / "cache", world=world), Teacher(), Timeline(world.device)
+        batches = TrainingBatches(IMAGES, 20, world, 0, accumulation=5, views=1)
+        batches.start(1, 2)  # a resume in its middle
+        for lost in (None, batches.indices(1)[10]):  # the second rank's, before the resume
+            if lost is not None and world.is_first:
+                forget(cache, out / "cache", [lost])
+            world.any(False)
+            found = {{"leaves": False, "read": []}}
+            {task}.begin_epoch(1, batches)
+            print(json.dumps(found))
+    """
+    )
+    ranks = run_ranks(tmp_path, script)
+    assert [rank.returncode for rank in ranks] == [0, 0], ranks[0].stderr + ranks[1].stderr
+    whole, lacking = zip(*([json.loads(line) for line in rank.stdout.splitlines()] for rank in ranks))
+    assert [len(found["read"]) for found in whole] == [IMAGES // 2] * 2
+    assert sorted(whole[0]["read"] + whole[1]["read"]) == [*range(IMAGES)]
+    assert [found["leaves"] for found in whole] == [True, True]
+    assert [found["leaves"] for found in lacking] == [False, False], "one rank's image keeps all teachers"
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -215,17 +215,25 @@ class TrainingBatches(Sampler[list[SampleKey]]):
         drawn = of_epoch(self._order, self.seed, visit, 1 + visits, self.together * steps, each)
         return drawn[place * steps : (place + 1) * steps].flatten()
 
+    def own_indices(self, epoch: int) -> np.ndarray:
+        """The images that this rank draws in a whole epoch, int64 (steps, accumulation, batch_size_per_device), in their order; each
+        once for each view that it draws of it."""
+        return self._own(np.repeat(self.indices(epoch), self.together))  # an image's views one after the other
+
     def views_of(self, epoch: int) -> range:
         """The views that an epoch draws of each of its images."""
         return views_of(epoch, self.views, self.together)
 
     def __iter__(self) -> Iterator[list[SampleKey]]:
-        images = np.repeat(self.indices(self.epoch), self.together)  # an image's views one after the other
-        steps = images.reshape(len(self), self.world.size, self.accumulation, -1)
-        batches = steps[self._first_step :, self.world.rank].reshape(-1, steps.shape[-1])
-        views = np.resize(self.views_of(self.epoch), images.size).reshape(steps.shape)
+        images = self.own_indices(self.epoch)
+        views = self._own(np.resize(self.views_of(self.epoch), len(self) * self.global_batch_size))
+        batches, of_batches = (draws[self._first_step :].reshape(-1, images.shape[-1]) for draws in (images, views))
         asked_for = self._announce(batches.ravel()) if self._announce else None
-        return _draws(views[self._first_step :, self.world.rank].reshape(batches.shape), batches, asked_for)
+        return _draws(of_batches, batches, asked_for)
+
+    def _own(self, draws: np.ndarray) -> np.ndarray:
+        """This rank's of all ranks' draws (steps × global_batch_size,): (steps, accumulation, batch_size_per_device)."""
+        return draws.reshape(len(self), self.world.size, self.accumulation, -1)[:, self.world.rank]
 
 
 class LabellingBatches(TrainingBatches):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,7 +21,6 @@ from training.engine import memory
 from training.engine.memory import Footprint
 from training.engine.run import Run
 from training.measure.timeline import Timeline
-from training.models.files import MAX_RATIO, SMALL, unpack
 from training.runtime import accelerator
 from training.runtime.environment import Environment, read_environment
 from training.servers.groups import read_groups
@@ -34,14 +31,12 @@ from training.tasks.features import asked_of, kept_features, logits_and_features
 from training.tasks.losses import distillation_loss, label_cross_entropy
 from training.tasks.students import Student
 from training.teacher import frozen, served
+from training.teacher.bank_folder import bank_folder
 from training.teacher.cache import TeacherCache
 from training.teacher.complete_bank import FILL, CompleteBank
 from training.teacher.frozen import Teacher
 from training.teacher.logit_records import Output, RecordLayout, record_layout
 from training.teacher.pixel_records import Layout
-
-BANK_ARCHIVE = "model.tar.gz"
-"""The label bank that a run of label_images.py left, as `inputs: {cache: {run: NAME}}` brings it."""
 
 
 class Distillation:
@@ -72,9 +67,9 @@ class Distillation:
         self.timeline, self.labelled_share = timeline, labelled_share
 
     def begin_epoch(self, epoch: int, batches: TrainingBatches) -> None:
-        """Find out whether the cache holds all that this epoch draws; then the teacher leaves the device. A collective."""
+        """Find out whether the cache holds all that all ranks draw in this epoch; then the teacher leaves the device. A collective."""
         if self.cache is not None:
-            complete = self.cache.begin_epoch(batches.views_of(epoch), batches.indices(epoch))
+            complete = self.cache.begin_epoch(batches.views_of(epoch), batches.own_indices(epoch))
             if complete and self.teacher is not None:
                 self.teacher.to(torch.device("cpu"))
 
@@ -339,7 +334,7 @@ def open_complete_bank(
     if kept is None or not kept.complete:
         return None
     layout = record_layout(len(data.classes), kept.top_k, kept.precision)
-    where, parts, about = _bank(kept, layout, data, environment, world)
+    where, parts, about = _bank(kept, layout, data, environment, world, read_only=True)
     return CompleteBank(
         where,
         parts=parts,
@@ -359,9 +354,11 @@ def _bank(
     data: Data[TrainingViews | MaskedImages, Any],
     environment: Environment,
     world: World,
+    *,
+    read_only: bool = False,
 ) -> tuple[Path, dict[str, str], dict[str, Any]]:
     """Of a label bank its folder, the parts of its identity that the images decide, and what its manifest says of them. A collective."""
-    where = _bank_folder(kept, environment, world, kept.views * len(data.training) * layout.size)
+    where = bank_folder(kept, environment, world, kept.views * len(data.training) * layout.size, read_only=read_only)
     digest = world.first_alone(data.training.digest)
     views = data.training.view_description()
     parts = {
@@ -369,47 +366,3 @@ def _bank(
         "data": world.broadcast_bytes(None if digest is None else digest.encode()).decode(),
     }
     return where, parts, {"class names": [*data.classes], "transform": views}
-
-
-def _bank_folder(kept: LabelBankSettings, environment: Environment, world: World, full: int) -> Path:
-    """The folder of the label bank. A collective.
-
-    One that a run left comes as an archive, and is unpacked among the checkpoints once.
-
-    Args:
-        full: bytes of a bank with a record of every image, for which its files have room.
-
-    Raises:
-        ValueError: there is none, or the archive is damaged.
-    """
-    own = None if environment.checkpoint_dir is None else environment.checkpoint_dir / "teacher_cache"
-    archive = None if kept.channel is None else environment.channel(kept.channel) / BANK_ARCHIVE
-    if archive is None or not archive.is_file():
-        where = environment.channel(kept.channel) if kept.channel else Path(kept.where) if kept.where else own
-        if where is None:
-            raise ValueError(
-                "teacher_cache: the job keeps no checkpoints, so set teacher_cache.where to a folder or a channel"
-            )
-        return where
-    if own is None:
-        raise ValueError(
-            f"teacher_cache: {archive} is unpacked among the checkpoints, and the job keeps none: unpack it, and give the folder"
-        )
-
-    def unpacked_here() -> Exception | None:
-        """What kept this host from it."""
-        if own.is_dir():
-            return None
-        try:
-            with tempfile.TemporaryDirectory(dir=own.parent, prefix=".bank-") as unpacked:
-                # it may hold views that this run does not take
-                limit = max(SMALL + full, MAX_RATIO * archive.stat().st_size)
-                os.replace(unpack(archive, Path(unpacked) / "content", limit), own)
-        except (ValueError, OSError) as error:
-            return error
-        return None
-
-    problem = world.hosts_alone(unpacked_here)
-    if world.any(problem is not None):
-        raise problem or ValueError("another host cannot unpack its label bank; its own message says why")
-    return own

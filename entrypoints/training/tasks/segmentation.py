@@ -55,9 +55,9 @@ class Segmentation:
         self.world, self.timeline = world, timeline
 
     def begin_epoch(self, epoch: int, batches: TrainingBatches) -> None:
-        """Find out whether the cache holds all that this epoch draws; then the teacher leaves the device. A collective."""
+        """Find out whether the cache holds all that all ranks draw in this epoch; then the teacher leaves the device. A collective."""
         if self.cache is not None:
-            complete = self.cache.begin_epoch(batches.views_of(epoch), batches.indices(epoch))
+            complete = self.cache.begin_epoch(batches.views_of(epoch), batches.own_indices(epoch))
             if complete and self.teacher is not None:
                 self.teacher.to(torch.device("cpu"))
 

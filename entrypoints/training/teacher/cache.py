@@ -38,10 +38,8 @@ from training.teacher.label_bank import (
     write_manifest,
 )
 from training.teacher.logit_records import Output
+from training.teacher.missing import MissingAnswers
 from training.teacher.pixel_records import Layout
-
-TRIED = 1000
-"""Up to this many missing records, the images are read: those of broken images are not missing."""
 
 Batch = LabelledBatch | MaskedBatch
 
@@ -69,8 +67,10 @@ class TeacherCache:
         drawn: int,
     ):
         self.where, self.layout, self.images, self.views, self.world = where, layout, images, views, world
-        self._stand_in, self.drawn = stand_in, drawn
+        self.drawn = drawn
         self._seal = Seal(key_of(identity), layout.size)
+        self.missing = MissingAnswers(self._seal, stand_in)
+        """Finds images whose answers a view lacks."""
         self._files: dict[int, ViewFile] = {}
         """Those of the views that this epoch draws."""
         self._filling = Filling(layout, world)
@@ -145,7 +145,7 @@ class TeacherCache:
 
         Args:
             views: from 1 to `views`.
-            indices: of the images of which this rank will draw these views; those of all ranks are valid too, and take longer.
+            indices: of the images of which this rank will draw these views, in any shape and order.
 
         Returns:
             Whether all ranks found all their records: the epoch needs no teacher.
@@ -157,8 +157,8 @@ class TeacherCache:
         size, self._changed = self.layout.size, set()
         for view in views:
             self._files[view] = ViewFile(view_file(self.where, view), self.images, size, self.writable)
-        indices = np.sort(np.asarray(indices, dtype=np.int64))
-        missing = any(self._lacks(view, indices) for view in views)
+        images = np.unique(np.asarray(indices, dtype=np.int64))
+        missing = any(self.missing.any(self._files[view], view, images) for view in views)
         self.complete = self.world.all(not missing)
         return self.complete
 
@@ -311,23 +311,6 @@ class TeacherCache:
         assert view in self._files, f"view {view} is none that begin_epoch opened"
         records = self._files[view].read(indices)
         return records, self._seal.holds(records, indices, view)
-
-    def _lacks(self, view: int, indices: np.ndarray) -> bool:
-        """Whether an image of a view has no record, though it is no broken one; indices rise, as disks read fastest."""
-        missing = self._missing(view, indices)
-        if 0 < len(missing) <= TRIED:  # a broken image has no record of its own
-            missing = self._missing(view, np.unique([self._stand_in(index) for index in missing.tolist()]))
-        return len(missing) > 0
-
-    def _missing(self, view: int, indices: np.ndarray) -> np.ndarray:
-        """The images without a record, at most some more than TRIED."""
-        step, missing = max(1, PIECE // self.layout.size), []
-        for first in range(0, len(indices), step):
-            part = indices[first : first + step]
-            missing.append(part[~self._read_view(view, part)[1]])
-            if sum(map(len, missing)) > TRIED:
-                break
-        return np.concatenate(missing) if missing else indices
 
     def _writer(self, records: np.ndarray, draws: np.ndarray) -> None:
         """Seal and write records, in the thread that fills the cache."""

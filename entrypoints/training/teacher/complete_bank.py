@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -12,22 +13,15 @@ import numpy as np
 from training.data.batches import TrainingBatches
 from training.distributed.world import World
 from training.teacher.bank_identity import identity_of, require_same
-from training.teacher.cache import TRIED, TeacherCache
-from training.teacher.label_bank import (
-    IDENTITY,
-    MANIFEST,
-    PIECE,
-    Seal,
-    ViewFile,
-    digest_of,
-    key_of,
-    read_manifest,
-    view_file,
-)
+from training.teacher.cache import TeacherCache
+from training.teacher.label_bank import IDENTITY, MANIFEST, ViewFile, digest_of, read_manifest, view_file
 from training.teacher.logit_records import RecordLayout
 
 OF_THE_TEACHER = ("teacher weights", "dtype")
 """Parts of a bank's identity that it says itself, for there is no teacher to compare them with."""
+
+TRIED = 1000
+"""Of up to this many images without an answer, those that need one are counted exactly."""
 
 CLASS_NAMES = "class names"
 """Below `created` in the manifest: the classes, in the order of the logits."""
@@ -80,8 +74,7 @@ class CompleteBank:
         if world.any(problem is not None):  # together: no rank waits for one that has left
             raise problem or ValueError("another process cannot use its label bank; its own message says why")
         self.cache = TeacherCache(where, identity, layout, images, views, world, stand_in, drawn)
-        self._identity, self._stand_in = identity, stand_in
-        self._seal = Seal(key_of(identity), layout.size)
+        self._identity = identity
 
     def about(self) -> dict[str, Any]:
         """The teacher's entry in result.json and the model's card."""
@@ -130,28 +123,13 @@ class CompleteBank:
             )
 
     def _lacking(self, view: int, images: np.ndarray) -> int:
-        """How many of these images, each there once, have no answer. A broken image has none of its own, and needs none.
-
-        Where more than TRIED have none, the images are read until the first of them that needs one; the rest count too.
-        """
-        missing = self._without_record(view, images)
-        for first in range(0, len(missing), TRIED):
-            tried = missing[first : first + TRIED]
-            needed = self._without_record(view, np.unique([self._stand_in(index) for index in tried.tolist()]))
-            if len(needed):
-                return len(needed) + len(missing) - first - len(tried)
-        return 0
-
-    def _without_record(self, view: int, images: np.ndarray) -> np.ndarray:
-        path, size = view_file(self.cache.where, view), self.cache.layout.size
-        if not path.is_file():
-            return images
-        file, step, found = ViewFile(path, self.cache.images, size, False), max(1, PIECE // size), []
-        for first in range(0, len(images), step):
-            part = images[first : first + step]
-            found.append(part[~self._seal.holds(file.read(part), part, view)])
-        file.close()
-        return np.concatenate(found)
+        """How many of these images, each there once, have no answer. A broken image has none of its own, and needs none."""
+        with contextlib.ExitStack() as stack:
+            file, path = None, view_file(self.cache.where, view)
+            if path.is_file():
+                opened = ViewFile(path, self.cache.images, self.cache.layout.size, False)
+                file = stack.enter_context(contextlib.closing(opened))
+            return self.cache.missing.count(file, view, images, TRIED)
 
 
 def _opened(
