@@ -11,6 +11,8 @@ from torch import nn
 from training.distributed.world import World
 from training.engine import optimizers
 from training.engine.state import prepare
+from training.models import timm_models
+from training.models.features import WithFeatures
 from training.models.timm_models import Normalized
 from training.settings.scripts import TrainingSettings
 
@@ -36,6 +38,27 @@ def step(state, images: torch.Tensor) -> None:
 
 
 IMAGES = torch.arange(4 * 12, dtype=torch.uint8).reshape(4, 3, 2, 2)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize(
+    ("name", "options", "exempt"),
+    [
+        ("vit_tiny_patch16_224", {"img_size": 32, "depth": 1}, {"cls_token", "pos_embed"}),
+        ("beit_base_patch16_224", {"img_size": 32, "depth": 1}, {"cls_token", "relative_position_bias_table"}),
+    ],
+)
+def test_weight_decay_spares_what_a_classifier_exempts_whatever_stands_around_it(
+    name, options, exempt, beside, compiled
+):
+    classifier = timm_models.build(name, options, 3)
+    around = WithFeatures(classifier, "pooled", nn.Linear(4, 2)) if beside else None
+    settings = TrainingSettings(weight_decay=0.5, compile=compiled)
+    state = prepare(classifier, settings, 10, ALONE, beside=around)
+    decayed = {id(item) for group in state.optimizer.param_groups if group["weight_decay"] for item in group["params"]}
+    spared = {key for key, item in classifier.named_parameters() if item.ndim > 1 and id(item) not in decayed}
+    assert {key.split(".")[-1] for key in spared} == exempt
 
 
 @pytest.mark.parametrize("name", optimizers.CLASSES)

@@ -277,6 +277,22 @@ def test_verification_names_what_was_damaged(tmp_path):
         verify(tmp_path / "train")
 
 
+def test_storage_that_fails_ends_it_and_leaves_no_image_out(tmp_path, monkeypatch, capsys):
+    """The first page of /proc/self/mem is nobody's, so that reading it fails as a lost mount does."""
+    source = tmp_path / "source"
+    write_images(source, "cat/a.png", "dog/b.png")
+    (source / "cat/c.png").symlink_to("/proc/self/mem")
+    reading = entry_rules().decoding.read_patiently.__globals__  # a module that its importer has forgotten
+    monkeypatch.setitem(reading, "FIRST_PAUSE", 0.001)
+    monkeypatch.setitem(reading, "LONGEST_PAUSE", 0.001)
+    assert main.main(["prepare", str(source), str(tmp_path / "out"), "--jobs", "1"]) == 2
+    words = capsys.readouterr().err
+    assert "cat/c.png: Input/output error (EIO)" in words and "start again" in words
+    (source / "cat/c.png").unlink()
+    write_images(source, "cat/c.png")
+    assert "broken" not in prepare(str(source), tmp_path / "out") and len(tree(tmp_path / "out")) == 3
+
+
 def test_many_processes_make_what_one_makes(tmp_path, monkeypatch):
     monkeypatch.setattr(folders, "AT_ONCE", 50)
     for jobs in (1, 3):

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from training.data import storage
 from training.data.batches import EvaluationBatches, Images, SampleKey, TrainingBatches, map_tensors, parts_of
 from training.runtime import accelerator
 
@@ -58,8 +59,8 @@ class ThreadedLoader:
 
     def _batches(self, batches: Iterator[list[SampleKey]]) -> Iterator[Any]:
         Image.init()  # all of Pillow's formats, which it would else look for at the first that it meets, in several threads
-        # to pin memory they ask the device: the current one, which is each thread's own and the first GPU where none is chosen
-        pool = ThreadPoolExecutor(self.threads, "data worker", accelerator.make_current, (self.pin_for,))
+        ended = threading.Event()
+        pool = ThreadPoolExecutor(self.threads, "data worker", self._begin_thread, (ended,))
         waiting: deque[BatchInTheMaking] = deque()
         try:
             waiting.extend(self._begun(draws, pool) for draws in itertools.islice(batches, AHEAD))
@@ -68,9 +69,15 @@ class ThreadedLoader:
                 yield waiting[0].result()
                 waiting.popleft()
         finally:  # also where a program that failed ends with an iteration still open
+            ended.set()
             for batch in waiting:
                 batch.cancel()
             pool.shutdown(wait=True)
+
+    def _begin_thread(self, ended: threading.Event) -> None:
+        # to pin memory it asks the device: the current one, which is each thread's own and the first GPU where none is chosen
+        accelerator.make_current(self.pin_for)
+        storage.wait_until(ended)
 
     def _begun(self, draws: list[SampleKey], pool: ThreadPoolExecutor) -> BatchInTheMaking:
         return BatchInTheMaking(self.dataset, draws, self._collated, pool, self.threads, self._memory)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,9 @@ from training.models import timm_models
 
 FINEST_STRIDE = 4
 """Finer features of an encoder are not used: they are its largest and know least (https://arxiv.org/abs/1612.03144, section 3)."""
+
+OF_FEATURES = ("out_indices", "feature_cls")
+"""Keyword arguments of timm.create_model that it takes beside features_only alone."""
 
 CHANNELS_PER_GROUP = 4
 """Of the group normalisation: 32 groups of 128 channels, as Panoptic FPN has them."""
@@ -28,8 +31,22 @@ class Segmenter(nn.Module):
     enlarge them, on the grid of the finest features that are used (batch, classes, rows, columns).
     """
 
-    def __init__(self, encoder: timm_models.TimmModel, classes: int, channels: int, *, enlarges: bool = True):
+    def __init__(
+        self,
+        encoder: timm_models.TimmModel,
+        classes: int,
+        channels: int,
+        *,
+        enlarges: bool = True,
+        undecayed: Collection[str] = (),
+    ):
+        """
+        Args:
+            encoder: made with features_only.
+            undecayed: names in the encoder of the weights that it exempts from weight decay.
+        """
         super().__init__()
+        self._undecayed = frozenset(f"encoder.{name}" for name in undecayed)
         self.encoder, self.enlarges = encoder, enlarges
         strides, widths = encoder.feature_info.reduction(), encoder.feature_info.channels()
         self.used = [level for level, stride in enumerate(strides) if stride >= FINEST_STRIDE]
@@ -47,6 +64,10 @@ class Segmenter(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.decoded(self.encoded(images), images.shape[-2:])
+
+    def no_weight_decay(self) -> frozenset[str]:
+        """Names of the weights that weight decay spares beside biases and those of normalisations, as timm's models tell theirs."""
+        return self._undecayed
 
     def encoded(self, images: torch.Tensor) -> list[torch.Tensor]:
         """The encoder's features (batch, channels, rows, columns), from fine to coarse."""
@@ -94,8 +115,28 @@ def build(
             f"all features of {name} are {strides[0]} times smaller than the image: take an encoder that narrows in stages, "
             "such as resnet50, mobilenetv3_large_100 or convnext_tiny"
         )
-    model = Segmenter(encoder, classes, decoder_channels, enlarges=enlarges)
+    undecayed = _undecayed(name, options, encoder)
+    model = Segmenter(encoder, classes, decoder_channels, enlarges=enlarges, undecayed=undecayed)
     return timm_models.normalize(model, encoder.pretrained_cfg, options)
+
+
+def _undecayed(name: str, options: Mapping[str, Any], encoder: nn.Module) -> set[str]:
+    """Names in an encoder of the weights that its model exempts from weight decay, such as Swin's relative_position_bias_table.
+
+    timm's models say which, and what it makes of them with features_only does not. So the whole model is asked, on the meta device, where
+    its weights take no memory.
+    """
+    plain = {key: value for key, value in options.items() if key not in OF_FEATURES}
+    with torch.device("meta"):
+        exempt = timm_models.exempt_from_decay(timm_models.create(name, plain))
+    flat = {_flat(one) for one in exempt}
+    return {one for one, _ in encoder.named_parameters() if _flat(one) in flat}
+
+
+def _flat(name: str) -> str:
+    """A weight's name as it is alike in a timm model and in the three kinds of modules that give its features: FeatureListNet writes
+    layers_0 for layers.0, and the others put `model.` or `body.` before all."""
+    return name.removeprefix("model.").removeprefix("body.").replace(".", "_")
 
 
 def _enlarge(features: torch.Tensor, size: torch.Size) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import timm
@@ -212,6 +212,13 @@ def parameter_count(model: nn.Module) -> int:
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """An optimizer's groups: weight decay for weights, none for biases, normalisation weights and the model's own exceptions."""
     inner = model.model if isinstance(model, Normalized) else model
-    exceptions: set[str] = getattr(inner, "no_weight_decay", set)()
-    groups: list[dict[str, Any]] = param_groups_weight_decay(inner, weight_decay, no_weight_decay_list=exceptions)
+    groups: list[dict[str, Any]] = param_groups_weight_decay(
+        inner, weight_decay, no_weight_decay_list=exempt_from_decay(inner)
+    )
     return groups
+
+
+def exempt_from_decay(model: nn.Module) -> Collection[str]:
+    """Names of the weights that a model itself exempts from weight decay, such as pos_embed: timm's models and our Segmenter say so."""
+    names: Collection[str] = getattr(model, "no_weight_decay", set)()
+    return names

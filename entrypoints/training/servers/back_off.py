@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from training.runtime.back_off import doubling
+
 BACK_OFF, LONGEST_BACK_OFF = 1.0, 60.0
 """Seconds until it is asked again after a first failure, twice as long after each further one; and at most."""
 
@@ -11,7 +13,7 @@ SAID = (1, 4)
 
 def pause_after(failures: int) -> float:
     """Seconds after that many failures in a row."""
-    return min(LONGEST_BACK_OFF, BACK_OFF * 2.0 ** (failures - 1))
+    return doubling(failures, BACK_OFF, LONGEST_BACK_OFF)
 
 
 def is_said(failures: int) -> bool:

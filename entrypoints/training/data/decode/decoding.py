@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
+
+from training.data.storage import StorageError, read_patiently
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 """What a file may hold, whatever its name says. Pillow knows more, and passes PostScript to Ghostscript, which runs it."""
@@ -38,13 +41,20 @@ def read_file(file: str | Path) -> bytes:
     """The bytes of an image file.
 
     Raises:
-        BrokenImage: it cannot be read; the message names it.
+        BrokenImage: it is not there, or may not be read; the message names it.
+        StorageError: storage fails for long, so that nothing is known of the image.
     """
     try:
-        with open(file, "rb") as opened:
-            return opened.read()
+        return read_patiently(partial(_content, file), file)
+    except StorageError:
+        raise
     except OSError as error:
         raise BrokenImage(f"{file} cannot be read: {error.strerror or error}") from error
+
+
+def _content(file: str | Path) -> bytes:
+    with open(file, "rb") as opened:
+        return opened.read()
 
 
 def open_image(encoded: bytes) -> Image.Image:

@@ -12,6 +12,7 @@ import os
 import time
 from bisect import bisect_right
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from training.data.sources.shard_index import (
     scan_shards,
     write_index,
 )
+from training.data.storage import StorageError, read_patiently
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class ShardFiles:
 
         Raises:
             ValueError: it cannot be read; the message names it.
+            StorageError: storage fails for long.
         """
         return self._read(index, int(self.index.offsets[index]), int(self.index.lengths[index]))
 
@@ -133,6 +136,8 @@ class ShardFiles:
         shard = bisect_right(self._starts, index)
         try:
             found = self._pread(shard, offset, length)
+        except StorageError:
+            raise
         except OSError as error:
             raise ValueError(f"{self._member(index, offset)} cannot be read: {error.strerror or error}") from error
         if len(found) < length:
@@ -142,12 +147,19 @@ class ShardFiles:
         return found
 
     def _pread(self, shard: int, offset: int, length: int) -> bytes:
+        return read_patiently(partial(self._pread_once, shard, offset, length), self.root / self._names[shard])
+
+    def _pread_once(self, shard: int, offset: int, length: int) -> bytes:
         file, found = self._opened(shard), b""
-        while len(found) < length:  # a file system in user space may return less
-            part = os.pread(file.descriptor, length - len(found), offset + len(found))
-            if not part:
-                break
-            found = found + part if found else part
+        try:
+            while len(found) < length:  # a file system in user space may return less
+                part = os.pread(file.descriptor, length - len(found), offset + len(found))
+                if not part:
+                    break
+                found = found + part if found else part
+        except OSError:
+            self._files.pop(shard, None)  # a mount that is back has new handles (ESTALE)
+            raise
         return found
 
     def _opened(self, shard: int) -> _OpenFile:

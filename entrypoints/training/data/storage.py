@@ -1,0 +1,115 @@
+"""Storage that fails for a moment: a read is tried again for a while, and a failure that lasts ends the run by its own name.
+
+S3 behind a FastFile channel throttles, and FSx evicts a client that was silent: each read fails until the mount has recovered. No image is
+damaged by that, so none is left out: which ones it would be differs between workers, and an evaluation would be of fewer images for good.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import math
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+from training.runtime.back_off import doubling
+from training.runtime.reporting import write_line
+
+OF_THE_FILE = (
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+)
+"""Errors that say what is wrong with one path, and that no waiting changes. All others are storage's."""
+
+TRIES = 8
+"""Of a read, the first included."""
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 16.0
+"""Seconds between tries: 47.5 in all. An evicted FSx client learns it by its next ping, 25 seconds later at most (a quarter of Lustre's
+timeout, https://doc.lustre.org/lustre_manual.xhtml); and whoever asks a server for images gives it up after 60 without an answer."""
+
+SAID_AGAIN = 600.0
+"""Seconds for which a process says nothing more after it said that it waits."""
+
+Read = TypeVar("Read")
+
+_given_up: ContextVar[threading.Event] = ContextVar("given_up", default=threading.Event())
+"""Of a thread: set when nobody wants what it reads any more."""
+
+_said = -math.inf
+"""When this process last said that it waits."""
+
+
+class StorageError(OSError):
+    """Storage fails for long. The message names the host, the path and the error, and says what to do."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As a plain OSError it reaches any process: that of `launcher prepare` cannot import this module."""
+        return OSError, self.args
+
+
+def wait_until(given_up: threading.Event) -> None:
+    """Let this thread wait for storage until then at most: whoever ends its loader waits for the thread."""
+    _given_up.set(given_up)
+
+
+def read_patiently(read: Callable[[], Read], file: str | os.PathLike[str]) -> Read:
+    """What `read` gives, which is called again while storage fails.
+
+    Args:
+        read: reads from the beginning each time, with a newly opened file: a mount that was lost does not know the old one any more.
+        file: what it reads, for messages.
+
+    Raises:
+        StorageError: it failed TRIES times, or nobody wants it any more.
+        OSError: one of OF_THE_FILE, or one that is not the system's own, at once.
+    """
+    started = time.monotonic()
+    for failures in itertools.count(1):
+        try:
+            return read()
+        except OSError as error:
+            if error.errno is None or error.errno in OF_THE_FILE:
+                raise
+            if failures == TRIES or _given_up.get().is_set():
+                raise StorageError(_about(error, file, failures, time.monotonic() - started)) from error
+            _say_that_it_waits(error, file)
+        _given_up.get().wait(doubling(failures, FIRST_PAUSE, LONGEST_PAUSE))
+    raise AssertionError("a count has no end")
+
+
+def _about(error: OSError, file: str | os.PathLike[str], tries: int, seconds: float) -> str:
+    return (
+        f"storage fails on {_host()}: {_what(error, file)}, in {tries} tries over {seconds:.0f} s. No image is taken for broken. "
+        "Bring back the file system or channel (FSx: was its client evicted; FastFile: does S3 throttle), then start again: a run "
+        "goes on from its last checkpoint"
+    )
+
+
+def _say_that_it_waits(error: OSError, file: str | os.PathLike[str]) -> None:
+    """One line for all that a process waits for together. Without a lock, which a fork could find held."""
+    global _said
+    now = time.monotonic()
+    if now - _said < SAID_AGAIN:
+        return
+    _said = now
+    most = sum(doubling(failures, FIRST_PAUSE, LONGEST_PAUSE) for failures in range(1, TRIES))
+    write_line(f"waiting for storage on {_host()}, up to {most:.0f} s a read: {_what(error, file)}")
+
+
+def _what(error: OSError, file: str | os.PathLike[str]) -> str:
+    return f"{os.fspath(file)}: {error.strerror} ({errno.errorcode.get(error.errno or 0, error.errno)})"
+
+
+def _host() -> str:
+    return os.environ.get("SM_CURRENT_HOST") or socket.gethostname()
