@@ -43,8 +43,11 @@ SAID_AGAIN = 600.0
 
 Read = TypeVar("Read")
 
-_given_up: ContextVar[threading.Event] = ContextVar("given_up", default=threading.Event())
+_given_up: ContextVar[threading.Event] = ContextVar("given_up")
 """Of a thread: set when nobody wants what it reads any more."""
+
+_NEVER = threading.Event()
+"""Of a thread whose loader waits for all that it reads."""
 
 _said = -math.inf
 """When this process last said that it waits."""
@@ -81,10 +84,10 @@ def read_patiently(read: Callable[[], Read], file: str | os.PathLike[str]) -> Re
         except OSError as error:
             if error.errno is None or error.errno in OF_THE_FILE:
                 raise
-            if failures == TRIES or _given_up.get().is_set():
+            if failures == TRIES or _given_up.get(_NEVER).is_set():
                 raise StorageError(_about(error, file, failures, time.monotonic() - started)) from error
             _say_that_it_waits(error, file)
-        _given_up.get().wait(doubling(failures, FIRST_PAUSE, LONGEST_PAUSE))
+        _given_up.get(_NEVER).wait(doubling(failures, FIRST_PAUSE, LONGEST_PAUSE))
     raise AssertionError("a count has no end")
 
 
