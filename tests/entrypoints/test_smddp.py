@@ -58,6 +58,26 @@ def test_an_smddp_that_cannot_add_up_a_type_is_refused_before_training_with_the_
         )
 
 
+def test_an_smddp_that_gives_no_handle_of_a_collective_is_refused_too(tmp_path):
+    ranks = run_ranks(
+        tmp_path,
+        """
+        sys.path.insert(0, os.environ["SMDDP"])
+        import torch.distributed as dist
+        add_up = dist.all_reduce
+        def at_once(tensor, async_op=False, **options):
+            add_up(tensor, **options)
+        dist.all_reduce = at_once
+        with process_group() as world:
+            pass
+        """,
+        environments=mpirun_environments(2, "smddp"),
+    )
+    for rank in ranks:
+        assert rank.returncode == 1
+        assert "smddp of this image cannot do what the scripts ask: sum that is waited for later:" in rank.stderr
+
+
 @pytest.mark.parametrize("stand_in", ["smddp", "smddp_before_1_4"])
 def test_smddp_trains_under_mpirun_alone_in_its_one_group(tmp_path, stand_in):
     done = run_ranks(
