@@ -342,6 +342,12 @@ def test_programs_that_use_less_than_a_tenth_of_the_cores_are_not_told(cores, cr
     assert found.kind == "data_bound" and ("gcc" in str(found.evidence)) == crowded == ("gcc" in str(found.fixes))
 
 
+def test_enough_workers_beside_a_program_that_fills_the_cores_do_not_wait_for_storage():
+    """Seen with 4.5 tasks for each of two cores: the run itself used less than seven tenths of them."""
+    usual = waiting(0.4, gpu=60, busy=8.0, worker_cpu_seconds=5.0, settings={"num_workers": 8})
+    assert asked(with_programs(usual, ffmpeg=3.0)).kind == "data_bound"
+
+
 def test_beside_idle_cores_other_programs_change_neither_cause_nor_gain():
     usual = waiting(0.4, gpu=60, busy=4.0, settings={"num_workers": 2})
     beside = asked(with_programs(usual, ffmpeg=1.0))

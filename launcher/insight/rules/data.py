@@ -72,15 +72,16 @@ def waiting(evidence: Evidence) -> Answer:
         return EXPLAINED
     if evidence.busy is None:
         return _without_cores(evidence, wait)
-    # cores that others hold are shared with a further worker, however full they are
-    busy = max(0.0, evidence.busy - (spinning_cores(evidence) + outside(evidence)) / usable_cores(evidence))
+    working = evidence.busy - spinning_cores(evidence) / usable_cores(evidence)
+    # cores that other programs have are shared with a further worker, however full they are
+    busy = max(0.0, working - outside(evidence) / usable_cores(evidence))
     if _blocked(evidence, busy):
         return _storage(evidence, wait, lost=wait)
     room = min(1 / (1 - wait), 1 / max(busy, 0.01))
     sensible = sensible_workers(evidence)
     if room >= 1 + NOTICEABLE and (evidence.workers is None or evidence.workers < sensible):
         return _too_few_workers(evidence, wait, room, sensible, busy)
-    if busy >= 0.7:
+    if working >= 0.7:
         return _costly_images(evidence)
     return _storage(evidence, wait, lost=wait)
 
