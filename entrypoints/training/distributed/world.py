@@ -297,7 +297,7 @@ def _prove(world: World) -> None:
         try:
             if not ask():
                 wrong.append(f"{what}: a wrong result")
-        except (RuntimeError, ValueError, TypeError, AttributeError) as error:  # refused, or no handle to wait for, on every rank alike
+        except (RuntimeError, ValueError, TypeError, AttributeError) as error:  # on every rank alike
             wrong.append(f"{what}: {error}")
     if wrong:
         raise ValueError(
