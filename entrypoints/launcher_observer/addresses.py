@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-LONGEST_TEXT = 200
-"""Characters of a line."""
+from launcher_observer.secret_shapes import shows_a_secret
+
+LONGEST_TEXT, LONGEST_SEARCHED = 200, 1000
+"""Characters of a line that are written down, and those that are searched for a secret, which may begin in the first and go on."""
 
 OURS = os.path.dirname(__file__) + os.sep
 STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
@@ -25,7 +27,7 @@ class Address(NamedTuple):
     """Relative to the script's folder or the working folder where below one, else absolute."""
     line: int
     text: str
-    """Without indentation."""
+    """Without indentation; "" where it seems to hold a secret, which a record must not."""
     via: str | None
     """The framework whose code did it, called from that line; None: the line itself."""
 
@@ -44,7 +46,14 @@ def here() -> Address:
 
 def address(file: str, line: int, via: str | None = None) -> Address:
     """A line as it is written down."""
-    return Address(shown(file), line, linecache.getline(file, line).strip()[:LONGEST_TEXT], via)
+    return Address(shown(file), line, _text(linecache.getline(file, line)), via)
+
+
+@functools.lru_cache(maxsize=500)
+def _text(line: str) -> str:
+    """An Address's text: a script's few lines come again and again, and the search takes many times as long as the rest."""
+    line = line.strip()
+    return "" if shows_a_secret(line[:LONGEST_SEARCHED]) else line[:LONGEST_TEXT]
 
 
 @functools.cache

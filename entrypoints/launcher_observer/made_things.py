@@ -31,6 +31,8 @@ class MadeThings:
         """Optimizers in all, also those that are gone."""
         self.parallel_models: weakref.WeakSet[Any] = weakref.WeakSet()
         """Those that ranks share."""
+        self.compiles = False
+        """Whether torch.compile was called."""
         self.device: Any = None
         """Where the first optimizer's parameters are."""
 
@@ -46,6 +48,7 @@ class MadeThings:
 
     def compiled(self, *args: Any, **kwargs: Any) -> None:
         """torch.compile was called."""
+        self.compiles = True
         self._setups.add(
             "compile", here(), {"mode": kwargs.get("mode"), "backend": str(kwargs.get("backend", "inductor"))}
         )

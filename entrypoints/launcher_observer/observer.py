@@ -15,6 +15,7 @@ from typing import Any
 from launcher_observer import process, setups
 from launcher_observer.addresses import Address, here
 from launcher_observer.contract import node_name
+from launcher_observer.endless import repeats_after
 from launcher_observer.events import WITHIN, Events
 from launcher_observer.lines import LineSampler
 from launcher_observer.made_things import MadeThings
@@ -90,7 +91,7 @@ class Observer:
     def end(self, reason: str) -> None:
         """Observe nothing from now on."""
         self.events.settle()
-        self._tell_not_measured("steps", reason)
+        self.tell_not_measured("steps", reason)
         self._stop()
 
     def _stop(self) -> None:
@@ -104,7 +105,7 @@ class Observer:
         said = f"{type(error).__name__}: {error}"
         report(said)
         with contextlib.suppress(Exception):
-            self._tell_not_measured("steps", f"the observer ended by an error of its own: {said}")
+            self.tell_not_measured("steps", f"the observer ended by an error of its own: {said}")
 
     def _forked(self) -> None:
         """This process is a copy of one that may be observed. It may train itself, but not in the other's name."""
@@ -171,7 +172,10 @@ class Observer:
             known = self._loaders[loader] = self.setups.loader(loader)
         if known.batches is None:
             known.batches = setups.batches_of(self.torch, loader)
-        setattr(iterator, LOADING, known.next_pass())
+        loading = known.next_pass()
+        loading.repeats_after = repeats_after(self.torch, loader)
+        known.batches = known.batches or loading.repeats_after
+        setattr(iterator, LOADING, loading)
 
     def passes_over(self, iterator: Any, batches: Any) -> None:
         """A pass begins over something that the script gave to `launcher_steps`."""
@@ -245,9 +249,9 @@ class Observer:
             self._asking.loader = loading.loader
             return
         self._asking = loading
-        if not trains:
-            self._evaluates(loading)
         evaluated = self.clock.batch_asked(loading, trains, cpu)
+        if not trains and not loading.is_trained_on:
+            self._evaluates(loading)
         if evaluated is not None:
             self._evaluates(evaluated)
 
@@ -296,10 +300,10 @@ class Observer:
     # What becomes of it
 
     def _step_ended(self, step: Step) -> None:
-        if self._file is None and not self.is_over:
-            self._begin(step)
         if self.is_over:
             return
+        if self._file is None:
+            self._begin(step)
         self.events.at_once = step.number < WARM_UP_STEPS
         self._between = None if step.batches else "forward"
         self._windows.add(self._timer, step)
@@ -311,25 +315,19 @@ class Observer:
     def _measure_gpu(self) -> None:
         module = getattr(self.torch, self.made.device.type, None)
         if hasattr(module, "Event"):
-            self._timer = GpuTimer(module)
+            self._timer = GpuTimer(module, self.made.device)
             self.clock.use(self._timer)
             self.events.moment = self._timer.now
             self._hook_copies(self)
         else:
-            self._tell_not_measured(
+            self.tell_not_measured(
                 "forward", f"PyTorch has no timed events for a device of the type {self.made.device.type}"
             )
 
     def _begin(self, step: Step) -> None:
         """The first step is over: this process trains, and its record begins."""
         rank, size, backend = process.rank_and_size(self.torch)
-        file = TimelineFile(self.folder, rank)
-        try:
-            os.close(os.open(file.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-        except FileExistsError:
-            report(f"this process is not measured: another one of this run has written {file.path.name}")
-            self._stop()
-            return
+        file = TimelineFile.begun(self.folder, rank)
         self._file, self._windows.world_size = file, size
         file.write("start", **self._start(rank, size, backend, step))
         self.setups.begin(file.write)
@@ -386,7 +384,7 @@ class Observer:
         if lines["samples"]:
             self._file.write("lines", **lines)
 
-    def _tell_not_measured(self, what: str, why: str) -> None:
+    def tell_not_measured(self, what: str, why: str) -> None:
         if self._file is not None:
             self._file.write("not_measured", what=what, why=why)
         else:

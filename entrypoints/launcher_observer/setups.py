@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import weakref
+from collections import UserDict
 from collections.abc import Callable
+from types import GetSetDescriptorType
 from typing import Any
 
 from launcher_observer.addresses import Address, here, is_users, shown
@@ -28,6 +31,7 @@ class Loader:
         self.passes = 0
         self.role = "unknown"
         self.batches: int | None = None
+        """Of a pass, by its length or by the first pass that was seen to end; None: not known."""
 
     @property
     def batch_size(self) -> int | None:
@@ -101,9 +105,18 @@ class Setups:
         if known is None:
             values = {"class": type(batches).__qualname__, "batch_size": None, "dataset": None}
             known = self._loaders[(made_at,)] = Loader(len(self._loaders) + 1, made_at, values)
-            with contextlib.suppress(Exception):  # none, or the user's own
+            if type(batches) in (list, tuple):  # the user's own __len__ may do anything
                 known.batches = len(batches)
         return known
+
+    def pass_ended(self, loading: Loading) -> None:
+        """A pass over a loader whose length nobody may ask shows it."""
+        loader: Loader = loading.loader
+        if loader.batches is not None or not loading.batches:
+            return
+        loader.batches = loading.batches
+        if loader.role != "unknown":
+            self.note(loader)
 
     def _first_maker(self, dataset: Any) -> Address:
         """Where a dataset's first loader was made: a framework may make others of it."""
@@ -129,7 +142,8 @@ class Setups:
 
 def loader_values(loader: Any) -> dict[str, Any]:
     """What matters of a torch.utils.data.DataLoader."""
-    batch_size = loader.batch_size or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    # a property of the user's own sampler may do anything
+    batch_size = loader.batch_size or inspect.getattr_static(loader.batch_sampler, "batch_size", None)
     return {
         "batch_size": batch_size if isinstance(batch_size, int) and batch_size > 0 else None,
         "num_workers": int(loader.num_workers),
@@ -141,19 +155,43 @@ def loader_values(loader: Any) -> dict[str, Any]:
 
 
 def batches_of(torch: Any, loader: Any) -> int | None:
-    """A DataLoader's length; None where it has none, or only an iterable dataset's: that remembers that it was asked, and warns."""
-    if isinstance(loader.dataset, torch.utils.data.IterableDataset):
+    """A DataLoader's length; None where it has none, or it must not be asked.
+
+    A sampler of the user's own may draw its batches to count them, and so change those of the training. An iterable dataset remembers
+    that it was asked, and warns.
+    """
+    data = torch.utils.data
+    if isinstance(loader.dataset, data.IterableDataset) or type(loader).__len__ is not data.DataLoader.__len__:
         return None
-    with contextlib.suppress(Exception):  # the user's own __len__
+    if not _is_counted_by_torch(loader.sampler if loader.batch_sampler is None else loader.batch_sampler):
+        return None
+    with contextlib.suppress(Exception):  # the dataset's own __len__, which torch's samplers ask in each pass
         return len(loader)
     return None
+
+
+def _is_counted_by_torch(sampler: Any) -> bool:
+    """Whether torch's code alone tells the length of a sampler, and of the one whose samples it puts into batches."""
+    while sampler is not None:
+        tells = getattr(type(sampler), "__len__", None)
+        if not getattr(tells, "__module__", "").startswith("torch."):
+            return False
+        sampler = inspect.getattr_static(sampler, "sampler", None)
+    return True
+
+
+def _is_of_torch(thing: Any) -> bool:
+    """Whether a thing's class is torch's, not the user's."""
+    return type(thing).__module__.startswith("torch.")
 
 
 def _dataset(dataset: Any) -> dict[str, Any]:
     """A dataset's class, and the user's line where it makes a sample; those of the one inside, of torch's own wrappers."""
     for _ in range(5):
+        if not _is_of_torch(dataset):  # where `dataset` may be a property that opens a file
+            break
         inner = getattr(dataset, "dataset", None)
-        if not type(dataset).__module__.startswith("torch.") or inner is None:
+        if inner is None:
             break
         dataset = inner
     place: dict[str, Any] = {"file": None, "line": None}
@@ -171,27 +209,44 @@ def samples_of(batch: Any, most: int | None) -> int:
     A list of samples, or lists of their parts, as of images of several sizes, have no dimension of samples: of the lengths on the way to
     the first tensor, which is one image then, the largest counts that the loader can give.
 
+    No code of the user's is called: an iterator can be read only once, and a method or a property may do anything.
+
     Args:
         most: the loader's batch size; None: not known.
     """
+    try:
+        return _samples(batch, most)
+    except Exception:  # a tensor that has no shape: a count is no reason to end
+        return 0
+
+
+def _samples(batch: Any, most: int | None) -> int:
     lengths, first = [], 0
     for _ in range(4):
-        shape = getattr(batch, "shape", None)
-        if shape is not None:
+        # C code's, as a tensor's and an array's are
+        if isinstance(getattr(type(batch), "shape", None), GetSetDescriptorType):
+            shape = batch.shape
             first = int(shape[0]) if len(shape) else 0
             if most is None or len(shape) >= IMAGES:
                 return first
             lengths.append(first)
             break
-        if isinstance(batch, (list, tuple)):
-            lengths.append(len(batch))
-        try:
-            batch = next(iter(batch.values() if hasattr(batch, "values") else batch))
-        except Exception:  # StopIteration, or what a batch of the user's own class raises
-            break
-        if isinstance(batch, (str, bytes)):
-            break
-    return max((length for length in lengths if most is not None and length <= most), default=first)
+        length, batch = _inside(batch)
+        lengths.append(length)
+    return max((length for length in lengths if most is not None and 0 < length <= most), default=first)
+
+
+def _inside(batch: Any) -> tuple[int, Any]:
+    """The length of a list or a tuple, and the first thing in it or in a dictionary, by their built-in methods; (0, None) of all else."""
+    kind = type(batch)
+    if issubclass(kind, UserDict):  # of transformers' tokenizers and image processors
+        return _inside(vars(batch)["data"])
+    if issubclass(kind, dict):
+        return 0, next(iter(dict.values(batch)), None)
+    for known in (list, tuple):
+        if issubclass(kind, known):
+            return known.__len__(batch), next(known.__iter__(batch), None)
+    return 0, None
 
 
 def optimizer_values(optimizer: Any) -> dict[str, Any]:

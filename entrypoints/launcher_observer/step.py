@@ -20,7 +20,7 @@ class Step:
 
     __slots__ = (
         *("number", "began", "ended", "begin", "end", "cpu", "data_wait", "phases", "paused", "optimizers"),
-        *("batches", "samples", "loader", "cut"),
+        *("batches", "samples", "loader", "epoch", "cut"),
     )
 
     def __init__(self, number: int, began: float, begin: Any, cpu: float = 0.0):
@@ -40,14 +40,28 @@ class Step:
         self.batches, self.samples = 0, 0
         self.loader: Loading | None = None
         """The pass over a loader that its first batch came from."""
+        self.epoch: int | None = None
+        """That pass's number at the time: an iterator that goes on and on begins another while this step waits to be counted."""
         self.cut = Cut(began, begin, cpu, 0, 0.0)
         """Where its last optimizer step ended."""
 
+    def add_batch(self, loading: Loading, samples: int, waited: float) -> None:
+        """
+        Args:
+            samples: that it holds.
+            waited: seconds for it.
+        """
+        self.data_wait += waited
+        self.samples += samples
+        if self.loader is None:
+            self.loader, self.epoch = loading, loading.number
+        self.batches += self.loader.loader is loading.loader
+
 
 class Loading:
-    """One pass over a loader."""
+    """One pass over a loader; of an iterator that goes on and on, the pass under way."""
 
-    __slots__ = ("loader", "number", "began", "trained", "batches")
+    __slots__ = ("loader", "number", "began", "trained", "batches", "repeats_after", "is_trained_on")
 
     def __init__(self, loader: Any, number: int):
         """
@@ -57,6 +71,17 @@ class Loading:
         """
         self.loader, self.number, self.batches = loader, number, 0
         self.began, self.trained = 0.0, -1
+        self.repeats_after: int | None = None
+        """Batches after which an iterator that goes on and on begins the next pass; None: it ends."""
+        self.is_trained_on = False
+        """Whether its batches were seen to be trained on although they are asked for with gradients off."""
+
+    def count_batch(self) -> None:
+        """A batch came, of this pass or of the next."""
+        if self.batches and self.batches == self.repeats_after:
+            self.loader.passes += 1
+            self.number, self.batches = self.loader.passes, 0
+        self.batches += 1
 
 
 def trains(step: Step) -> bool:

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
+from launcher_observer.fetched import Fetched
 from launcher_observer.step import Cut, Loading, Step, trains
-from launcher_observer.timers import Timer
+from launcher_observer.timers import HostTimer, Timer
 
 MOST_OPTIMIZER_STEPS = 64
 """Of one optimizer on one batch; more are steps of a script that trains on a batch which it keeps."""
@@ -36,6 +37,7 @@ class StepClock:
         """When the event happened, in seconds of the host's clock."""
         self.moment: Any = 0.0
         """The same of the timer."""
+        self._stream_of: Callable[[Any], Any] = HostTimer().stream_of
         self._cpu = 0.0
         """Seconds that the process had used, at the last event that told."""
         self.steps = 0
@@ -54,6 +56,8 @@ class StepClock:
         self._evaluating: float | None = None
         self._evaluated = 0.0
         """When the evaluation under way began, and the last moment at which it was seen."""
+        self._fetched: Fetched | None = None
+        """The evaluation's batches, as long as the step under way, or the next one, may train on them."""
         self._set_to_evaluate: Cut | None = None
         """When a model was, with nothing trained from then on."""
         self._evaluated_at = 0
@@ -67,7 +71,7 @@ class StepClock:
 
     def use(self, timer: Timer) -> None:
         """Measure by this timer from the next step on."""
-        self.moment = timer.now()
+        self.moment, self._stream_of = timer.now(), timer.stream_of
         if self._step is not None:
             self._begin_step(self.now)
 
@@ -86,8 +90,9 @@ class StepClock:
         now, self._cpu = self.now, cpu
         if loading.trained < 0:
             loading.began, loading.trained = now, self._trained
-        if not training:
-            self._begin_evaluation(now)
+        self._settle_fetched(loading)
+        if not training and not loading.is_trained_on:
+            self._begin_evaluation(loading, now)
             return None
         self._set_to_evaluate = None
         evaluated = self._evaluated_since(loading)
@@ -107,17 +112,16 @@ class StepClock:
             samples: that it holds.
             waited: seconds for it.
         """
-        loading.batches += 1
+        loading.count_batch()
         if self._evaluating is not None:
             self._evaluated = self.now
-            return
-        step = self._step
-        assert step is not None
-        step.data_wait += waited
-        step.samples += samples
-        if step.loader is None:
-            step.loader = loading
-        step.batches += step.loader.loader is loading.loader
+            if self._fetched is None:
+                return
+            if not self._fetched.add_batch(loading, samples, waited):
+                self._fetched = None
+        else:
+            assert self._step is not None
+            self._step.add_batch(loading, samples, waited)
         self._mark, self._copied = self.moment, False
 
     def loader_ended(self, loading: Loading) -> bool:
@@ -127,7 +131,7 @@ class StepClock:
             whether it was.
         """
         if self._evaluating is not None:
-            self._evaluated = self.now
+            self._evaluated, self._fetched = self.now, None
             return True
         self._exhausted = True
         if loading.trained == self._trained and self.steps and loading.loader.role != "training":
@@ -160,7 +164,7 @@ class StepClock:
         step = self._under_way()
         self._add("forward", step)
         self._exhausted = False
-        return step.loader
+        return self._trained_on(step)
 
     def backward_ends(self) -> None:
         self._backward_depth -= 1
@@ -183,10 +187,12 @@ class StepClock:
         self._set_to_evaluate = None
         step = self._under_way()
         done = step.optimizers.count(optimizer)
+        if done:
+            self._settle_fetched()
         if done and (not step.batches or done >= MOST_OPTIMIZER_STEPS):
             self._end_step_at_its_cut(step)
         self._optimizer, self._mark = optimizer, self.moment
-        return step.loader
+        return self._trained_on(step)
 
     def optimizer_ends(self, optimizer: int, cpu: float) -> None:
         """
@@ -230,10 +236,13 @@ class StepClock:
         step = self._step
         if step is None or self._evaluating is not None or self._backward_depth or self._optimizer is not None:
             return
-        if is_within:
+        # a prefetcher copies the next batch in a stream of its own
+        is_beside = self._stream_of(self.moment) != self._stream_of(step.begin)
+        if is_within and not is_beside:
             step.phases.append(("forward", self._mark, self._part_began))
         step.phases.append((name, self._part_began, self.moment))
-        self._mark = self.moment
+        if not is_beside:
+            self._mark = self.moment
 
     # Pauses
 
@@ -299,14 +308,18 @@ class StepClock:
         self._paused("evaluate", trained, began.time, self.now - began.time)
         return True
 
-    def _begin_evaluation(self, now: float) -> None:
+    def _begin_evaluation(self, loading: Loading, now: float) -> None:
+        """An evaluation begins or goes on with a batch of this pass, unless that turns out to be trained on: see `_fetched`."""
         self._end_checkpoint()
         self._evaluated, self._set_to_evaluate = now, None
-        if self._evaluating is not None:
-            return
-        if self._step is not None and self._step.optimizers:
-            self._end_step(now, self.moment)
-        self._evaluating = now
+        begins = self._evaluating is None
+        if begins:
+            if self._step is not None and self._step.optimizers:
+                self._end_step(now, self.moment)
+            self._evaluating = now
+        holds_nothing = self._step is None or not (self._step.batches or self._step.phases)
+        if holds_nothing and self._fetched is None and (begins or not loading.batches):
+            self._fetched = Fetched(Step(self.steps + 1, now, self.moment, self._cpu))
 
     def _end_pauses(self, now: float) -> None:
         """Training goes on."""
@@ -324,17 +337,46 @@ class StepClock:
     def _end_evaluation(self, now: float) -> None:
         if self._evaluating is None:
             return
-        began, self._evaluating = self._evaluating, None
+        began, self._evaluating, self._fetched = self._evaluating, None, None
         if self._step is not None:  # in the middle of one, between two of its batches
             self._step.paused += now - began
             self._mark = self.moment
-        if self.steps:
+        if self.steps and now > began:
             self._paused("evaluate", self.steps, began, now - began)
+
+    def _settle_fetched(self, asked: Loading | None = None) -> None:
+        """Tell whether the step under way trains on batches that were asked for with gradients off, where that is open.
+
+        Args:
+            asked: whose next batch is asked for; None: the step has ended otherwise, or goes on without a batch.
+        """
+        fetched = self._fetched
+        if fetched is None or fetched.over is None:
+            return
+        self._fetched = None
+        if fetched.is_asked_again(asked):
+            return
+        began, seconds = fetched.becomes_evaluation()
+        if self.steps:
+            self._paused("evaluate", self.steps, began, seconds)
+
+    def _trained_on(self, step: Step) -> Loading | None:
+        """The pass whose batch a step trains on; None where none is known for certain."""
+        return step.loader if self._fetched is None else None
 
     # Steps
 
+    def _train_on_fetched(self, fetched: Fetched) -> None:
+        """The step under way is one with these batches, as far as can be told by now."""
+        self._step = None
+        self._end_evaluation(fetched.step.began)  # of what came before
+        fetched.over = Cut(self.now, self.moment, self._cpu, 0, 0.0)
+        self._step, self._fetched, self._optimizer = fetched.step, fetched, None
+
     def _under_way(self) -> Step:
         """The step under way; a new one where none is, such as after an evaluation or without a loader."""
+        if self._evaluating is not None and self._fetched is not None and self._fetched.step.batches:
+            self._train_on_fetched(self._fetched)
         if self._saved is not None or self._evaluating is not None:
             self._end_pauses(self.now)
         return self._step or self._begin_step(self.now)
@@ -352,6 +394,7 @@ class StepClock:
             ended, end: when, by the host's clock and the timer's.
             following: the step that is under way from then on.
         """
+        self._settle_fetched()
         step, self._step = self._step, following
         assert step is not None
         step.end, step.ended = end, ended

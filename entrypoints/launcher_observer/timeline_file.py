@@ -1,4 +1,5 @@
-"""What every rank leaves of its steps: timeline-<rank>.jsonl in its host's output folder, a line for each thing that happened.
+"""What every rank leaves of its steps: timeline-<rank>.jsonl in its host's output folder, a line for each thing that happened. Where a
+command trains several times, one process after another, a later training's is timeline-<rank>.<attempt>.jsonl, from 1.
 
     {"kind": "start", …}        once: which process this is, its settings, and what it cannot measure
     {"kind": "setup", …}        of an observed script: what it made of loaders, models, optimizers, and where
@@ -15,6 +16,7 @@ Times are Unix seconds. A line is one write, so that a kill cuts at most the las
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -24,6 +26,9 @@ from typing import Any, Literal
 
 from launcher_observer.process import process_started
 
+FIRST_STEP = '{"kind": "first_step"'
+"""How that line begins."""
+
 
 class TimelineFile:
     """Adds lines to one rank's file. It is opened for each: a script may close descriptors that it does not know."""
@@ -31,12 +36,34 @@ class TimelineFile:
     parts: dict[str, float] | None = None
     """What passed before the first step, seconds by its name; None: not known."""
 
-    def __init__(self, folder: Path, rank: int):
+    def __init__(self, folder: Path, rank: int, attempt: int = 0):
         """
         Args:
             folder: the host's output folder.
+            attempt: trainings before this one.
         """
-        self.path = folder / f"timeline-{rank}.jsonl"
+        self.path = folder / (f"timeline-{rank}.{attempt}.jsonl" if attempt else f"timeline-{rank}.jsonl")
+
+    @classmethod
+    def begun(cls, folder: Path, rank: int, environ: Mapping[str, str] = os.environ) -> TimelineFile:
+        """An empty file that no other process writes to.
+
+        Ranks that train together count the same attempts: the restarts that torchrun tells them of, or the trainings on this host that
+        were under way before this process started. A rank that had crashed before its first step left no file.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        told = environ.get("TORCHELASTIC_RESTART_COUNT", "")
+        attempt = max(int(told) if told.isdecimal() else 0, _attempts_before(folder, process_started()))
+        while True:
+            file = cls(folder, rank, attempt)
+            try:
+                os.close(os.open(file.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            except FileExistsError:
+                attempt += 1
+            else:
+                return file
 
     def first_step(self, step: int, workers: int | None, ended: float | None = None) -> None:
         """This process's first step.
@@ -91,3 +118,24 @@ class TimelineFile:
             os.write(descriptor, line.encode())
         finally:
             os.close(descriptor)
+
+
+def _attempts_before(folder: Path, moment: float) -> int:
+    """The attempts up to the last that had made its first step before a moment.
+
+    Args:
+        moment: Unix seconds.
+    """
+    attempts = [0]
+    for path in folder.glob("timeline-*.jsonl"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a script may write such files too
+            if path.is_file() and _first_step_ended(path) < moment:
+                attempts.append(1 + int(path.suffixes[0][1:] if len(path.suffixes) > 1 else 0))
+    return max(attempts)
+
+
+def _first_step_ended(path: Path) -> float:
+    """Unix seconds. Raises ValueError where the file does not say so."""
+    with path.open(encoding="utf-8") as lines:
+        first = next((line for line in lines if line.startswith(FIRST_STEP)), "")
+    return float(json.loads(first)["ended"])

@@ -18,6 +18,9 @@ class Timer(Protocol):
 
     def seconds(self, begin: Any, end: Any) -> float: ...
 
+    def stream_of(self, moment: Any) -> Any:
+        """The queue that a moment was taken in; None where that is not known, or there is only one."""
+
     def release(self, moment: Any) -> None:
         """No moment before this one is asked for again."""
 
@@ -33,39 +36,73 @@ class HostTimer:
     def seconds(self, begin: float, end: float) -> float:
         return end - begin
 
+    def stream_of(self, moment: float) -> None:
+        """The host has only one."""
+
     def release(self, moment: float) -> None:
         """Numbers need no care."""
 
 
-class GpuTimer:
-    """Events in the queue of the current stream. The host's clock would show how far it runs ahead of the GPU."""
+class Moment:
+    """An event, and the stream that it was recorded in."""
 
-    def __init__(self, module: Any):
+    __slots__ = ("event", "stream")
+
+    def __init__(self, event: Any):
+        self.event, self.stream = event, None
+
+
+class GpuTimer:
+    """Events in the queue of one GPU's current stream. The host's clock would show how far it runs ahead of the GPU."""
+
+    def __init__(self, module: Any, device: Any):
         """
         Args:
             module: PyTorch's of the device's type, such as torch.cuda.
+            device: a torch.device with its index. It need not be the current one: a script may name it in every call.
         """
-        self._event = module.Event
-        self._is_capturing = getattr(module, "is_current_stream_capturing", lambda: False)
-        self._free: list[Any] = []
-        self._in_use: deque[Any] = deque()
-        """In their order in the queue."""
+        self._module, self._device = module, device
+        self._current_stream = getattr(module, "current_stream", None)
+        """None: the device has one queue alone."""
+        self._captures = getattr(module, "is_current_stream_capturing", None)
+        """None: it has no graphs."""
+        self._free: list[Moment] = []
+        self._in_use: deque[Moment] = deque()
+        """In the order in which they were recorded."""
 
-    def now(self) -> Any:
+    def now(self) -> Moment | None:
         if self._is_capturing():  # into a CUDA graph, of which an event would become a part
             return None
-        event = self._free.pop() if self._free else self._event(enable_timing=True)
-        event.record()
-        self._in_use.append(event)
-        return event
+        moment = self._free.pop() if self._free else Moment(self._module.Event(enable_timing=True))
+        if self._current_stream is None:
+            moment.event.record()
+        else:
+            moment.stream = self._current_stream(self._device)
+            moment.event.record(moment.stream)
+        self._in_use.append(moment)
+        return moment
 
-    def has_passed(self, moment: Any) -> bool:
-        return not self._is_capturing() and (moment is None or moment.query())
+    def has_passed(self, moment: Moment | None) -> bool:
+        return not self._is_capturing() and (moment is None or moment.event.query())
 
-    def seconds(self, begin: Any, end: Any) -> float:
+    def seconds(self, begin: Moment | None, end: Moment | None) -> float:
         """0 where a moment could not be taken."""
-        return 0.0 if begin is None or end is None else begin.elapsed_time(end) / 1000  # milliseconds
+        return 0.0 if begin is None or end is None else begin.event.elapsed_time(end.event) / 1000  # milliseconds
 
-    def release(self, moment: Any) -> None:
+    def stream_of(self, moment: Moment | None) -> Any:
+        return None if moment is None else moment.stream
+
+    def _is_capturing(self) -> bool:
+        """Whether the thread's work goes into a graph: on the current device, which then takes no question, or on ours."""
+        if self._captures is None:
+            return False
+        if self._captures():
+            return True
+        if self._module.current_device() == self._device.index:
+            return False
+        with self._module.device(self._device):
+            return bool(self._captures())
+
+    def release(self, moment: Moment | None) -> None:
         while moment is not None and self._in_use[0] is not moment:
             self._free.append(self._in_use.popleft())

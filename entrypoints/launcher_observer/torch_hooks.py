@@ -88,7 +88,7 @@ def _loaders(observer: Observer, torch: Any) -> None:
             loading = getattr(iterator, LOADING, None)
             if loading is None or (get_ident() != observer.thread and not observer.may_train_here()):
                 return original(iterator)
-            events, trains = observer.events, torch.is_grad_enabled()
+            events, trains = observer.events, loading.is_trained_on or torch.is_grad_enabled()
             waiting, using = ("data_wait", "forward") if trains else ("evaluate", "evaluate")
             events.add(waiting, observer.batch_asked, loading, trains, process_time())
             events.settle_if_due()
@@ -97,6 +97,7 @@ def _loaders(observer: Observer, torch: Any) -> None:
                 batch = original(iterator)
             except StopIteration:
                 events.add("between_passes", observer.loader_ended, loading)
+                events.add("between_passes", observer.setups.pass_ended, loading)
                 raise
             except BaseException:
                 events.add(None, observer.batch_failed, loading)
@@ -187,7 +188,7 @@ def _exchanges(observer: Observer, torch: Any) -> None:
 
 def _modes(observer: Observer, torch: Any) -> None:
     """Evaluations without a loader: what lies between `eval()` and `train()` of one model."""
-    compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)  # from torch 2.1 on
+    compiling = _is_compiling(torch)
 
     def evaluating(original: Callable[..., Any]) -> Callable[..., Any]:
         def eval(module: Any) -> Any:
@@ -195,7 +196,7 @@ def _modes(observer: Observer, torch: Any) -> None:
                 observer.guarded(observer.sets_to_evaluate, module)
             return original(module)
 
-        return _as_of_torch(eval, original)
+        return _as_of_torch(eval, original.__code__.co_filename)
 
     def training(original: Callable[..., Any]) -> Callable[..., Any]:
         def train(module: Any, mode: bool = True) -> Any:
@@ -203,16 +204,26 @@ def _modes(observer: Observer, torch: Any) -> None:
                 observer.guarded(observer.sets_to_train)
             return original(module, mode)
 
-        return _as_of_torch(train, original)
+        return _as_of_torch(train, original.__code__.co_filename)
 
     _wrap(torch.nn.Module, "eval", evaluating)
     _wrap(torch.nn.Module, "train", training)
 
 
-def _as_of_torch(function: Callable[..., Any], original: Any) -> Callable[..., Any]:
-    """A function that torch.compile may look into, as it looks into torch's own. It goes by the file of the code."""
+def _is_compiling(torch: Any) -> Callable[[], bool]:
+    """Tells whether torch.compile reads the code that asks: from torch 2.1 on."""
+    asks: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
+    return asks
+
+
+def _as_of_torch(function: Callable[..., Any], file: str) -> Callable[..., Any]:
+    """A function that torch.compile may look into, as it looks into torch's own. It goes by the file of the code.
+
+    Args:
+        file: one of torch's own.
+    """
     seen: Any = function
-    seen.__code__ = seen.__code__.replace(co_filename=original.__code__.co_filename)
+    seen.__code__ = seen.__code__.replace(co_filename=file)
     return function
 
 
@@ -238,11 +249,20 @@ def _checkpoints(observer: Observer, torch: Any) -> None:
 
 
 def _copies(observer: Observer, torch: Any) -> None:
-    """Copies to a GPU, from the moment at which the script is known to use one."""
+    """Copies to a GPU, from the moment at which the script is known to use one.
+
+    Not of a script that compiles by then: as a method of a tensor's subclass, torch.compile(fullgraph=True) refuses any function of Python.
+    """
+    if observer.made.compiles:
+        why = "the script calls torch.compile, which may refuse code whose copies are measured"
+        observer.tell_not_measured("host_to_device", why)
+        return
+    compiling, plain = _is_compiling(torch), (torch.Tensor, torch.nn.Parameter)
 
     def copying(original: Callable[..., Any]) -> Callable[..., Any]:
         def to(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if not tensor.is_cpu or not observer.trains_here():
+            # an attribute of a subclass's tensor calls code of the subclass, whose compiled form may never return
+            if compiling() or type(tensor) not in plain or not tensor.is_cpu or not observer.trains_here():
                 return original(tensor, *args, **kwargs)
             events = observer.events
             before = events.phase
@@ -256,7 +276,7 @@ def _copies(observer: Observer, torch: Any) -> None:
             observer.guarded(observer.calls, "copy", lambda: {"pinned": bool(tensor.is_pinned())})
             return copied
 
-        return to
+        return _as_of_torch(to, torch._tensor.__file__)
 
     for name in ("to", "cuda"):
         _wrap(torch.Tensor, name, copying)

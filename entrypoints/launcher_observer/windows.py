@@ -74,7 +74,7 @@ class Windows:
         long = max(SHORTEST, (step.ended - self.since) * GROWTH)
         if whole >= long:  # a step that is rare and slow stands alone: a mean with others would hide how few are slow
             self._flush(before_slow=True)
-        epoch = step.loader.number if step.loader is not None else self._epoch
+        epoch = self._epoch if step.epoch is None else step.epoch
         if epoch != self._epoch and self._last is not None:
             if step.ended - self._epoch_began > SHORTEST:  # the first step of an epoch may have waited for workers
                 self._flush()

@@ -126,7 +126,7 @@ class Measurements:
     count of each group of those), training_group (the index of the first that trains), one_machine (whether all hosts share one),
     started_by, code (a checksum of its source package) and inputs (the config's)."""
     sampled: str | None = None
-    """How a long record was thinned; None: all of it was read."""
+    """Which part of the record was read: of several trainings one, of a long record a sample; None: all of it."""
     not_measured: Mapping[str, str] = field(default_factory=dict)
     """Name -> why."""
     unreadable: tuple[str, ...] = ()
@@ -281,7 +281,7 @@ def _measurements(
     chosen, thinned = system_files.thin(system, max_bytes)
     samples = system_files.read(chosen)
     ranks = timelines.read(lines, max_bytes // 4)
-    sampled = [text for text in (thinned, ranks.thinned) if text]
+    sampled = [text for text in (ranks.chosen, thinned, ranks.thinned) if text]
     hosts = {name: _host(name, series) for name, series in samples.series.items()}
     facts = {name: value for name, value in {**(known or {}), **ranks.facts}.items() if value is not None}
     facts, wrong_facts = shapes.readable(shapes.FACTS, facts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import random
@@ -16,6 +17,8 @@ from launcher.config.secret_shapes import secrets_in_text
 from launcher.insight import shapes
 from launcher.insight.script import Address, Part, SampledLine, Script
 from launcher.record import trust
+from launcher.record.log_lines import last_lines
+from launcher.record.metrics_file import attempt_of
 from launcher.show.text import counted
 
 PATTERN = "timeline-*.jsonl"
@@ -31,6 +34,9 @@ SERVERS = "servers"
 
 WINDOW = b'{"kind": "steps"'
 """How the line of a logged window begins."""
+
+END_BYTES = 2**20
+"""Of a record, in which its last window lies."""
 
 STRETCH = 16
 """Windows in a row that are read of a long record: what happens between two is known only of neighbours."""
@@ -51,6 +57,8 @@ class Ranks:
     """Of observed ranks: the first one's script."""
     measure_themselves: bool = False
     """Whether a rank wrote its own record, as the kit's scripts do."""
+    chosen: str | None = None
+    """Which of several trainings these are."""
     thinned: str | None = None
     """How long records were thinned."""
     unreadable: list[str] = field(default_factory=list)
@@ -63,14 +71,15 @@ def below(places: Iterable[Path]) -> list[Path]:
 
 
 def read(files: list[Path], max_bytes: int) -> Ranks:
-    """All ranks' records.
+    """All ranks' records of one training: of several, such as a command's restarts, the one with the most steps.
 
     Args:
         max_bytes: where the files are larger, only about one in N windows is read.
     """
+    files, chosen = _of_one_training(files)
     total = sum(file.stat().st_size for file in files if file.exists())
     each = max(1, -(-total // max_bytes))
-    ranks = Ranks()
+    ranks = Ranks(chosen=chosen)
     if each > 1:
         ranks.thinned = f"steps: one in {each} logged windows of every rank was read, {STRETCH} in a row"
     for file in files:
@@ -92,6 +101,30 @@ def read(files: list[Path], max_bytes: int) -> Ranks:
     ranks.steps.sort(key=lambda steps: steps["rank"])
     ranks.stalls.sort(key=lambda stall: (stall["began"], stall["rank"]))
     return ranks
+
+
+def _of_one_training(files: list[Path]) -> tuple[list[Path], str | None]:
+    """The files of one attempt, and in words which that is; the last one of those with the most steps."""
+    attempts: dict[int, list[Path]] = {}
+    for file in files:
+        attempts.setdefault(attempt_of(file), []).append(file)
+    if len(attempts) < 2:
+        return files, None
+    steps = {attempt: max(map(_last_step, ranks)) for attempt, ranks in sorted(attempts.items())}
+    chosen = max(steps, key=lambda attempt: (steps[attempt], attempt))
+    place = [*steps].index(chosen) + 1
+    longest = counted(steps[chosen], "step")
+    return attempts[chosen], f"{len(attempts)} trainings were recorded: this is number {place}, the longest ({longest})"
+
+
+def _last_step(file: Path) -> int:
+    """A rank's steps; 0 where none can be read."""
+    with contextlib.suppress(OSError):
+        for line in reversed(last_lines(file, END_BYTES)):
+            with contextlib.suppress(ValueError, RecursionError):  # cut, or not of its shape
+                if line.startswith(WINDOW.decode()):
+                    return int(shapes.WINDOW.validate_python(json.loads(line))["step"])
+    return 0
 
 
 @functools.cache

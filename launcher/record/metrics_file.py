@@ -21,8 +21,14 @@ from launcher.record.script_output import training_loss
 OBSERVED = "observed"
 """The key that marks a line as the observer's."""
 
-FIRST_RANK = ("output/data/*/timeline-0.jsonl", "output/data/*/*/timeline-0.jsonl")
-"""Where the first host's /opt/ml may have a record of rank 0's steps: below the host's name, or also the observer's."""
+FIRST_RANK = "timeline-0.jsonl", "timeline-0.*.jsonl"
+"""The records of rank 0's steps: of a command's first training, and of later ones."""
+
+PLACES = "output/data/*", "output/data/*/*"
+"""Where the first host's /opt/ml may have them: below the host's name, or also the observer's."""
+
+ATTEMPT = "attempt"
+"""The key of the trainings before a line's: the steps of each begin anew."""
 
 POLL_SECONDS = 0.5
 """Between two looks at what the observer and the script wrote."""
@@ -59,9 +65,9 @@ class ObservedMetrics:
         self._timeline: Path | None = None
         self._read_to = self._log_read_to = 0
         written = [values for _, values in json_lines(folder.metrics)] if folder.metrics.is_file() else []
-        self._step = max(
-            (values["step"] for values in written if values.get(OBSERVED) and _is_number(values.get("step"))), default=0
-        )
+        observed = [values for values in written if values.get(OBSERVED) and _is_number(values.get("step"))]
+        self._attempt = max(map(_attempt_in, observed), default=0)
+        self._step = max((values["step"] for values in observed if _attempt_in(values) == self._attempt), default=0)
         self._loss: float | None = None
         self._reports_itself = False
         self._again_at = 0.0
@@ -108,23 +114,35 @@ class ObservedMetrics:
         return re.split(r"[\r\n]+", whole.decode("utf-8", "replace"))
 
     def _windows(self) -> Iterator[dict[str, Any]]:
-        """The windows that rank 0 has recorded since, as lines of the file."""
-        if self._timeline is None:
-            found = (file for place in FIRST_RANK for file in self._folder.host(self._host).glob(place))
-            self._timeline = next(found, None)
-        if self._timeline is None:
+        """The windows that rank 0 has recorded since, as lines of the file: of the training that began last."""
+        latest = self._latest_timeline()
+        if latest is None:
             return
-        for line, after in complete_lines(self._timeline, self._read_to, last=False):
+        if latest != self._timeline:
+            self._timeline, self._read_to = latest, 0
+            if attempt_of(latest) > self._attempt:
+                self._attempt, self._step = attempt_of(latest), 0
+        for line, after in complete_lines(latest, self._read_to, last=False):
             self._read_to = after
             try:
                 event = json.loads(line)
                 if event["kind"] == "start" and not event.get(OBSERVED):
                     self._reports_itself = True  # a script that measures itself
                 if event["kind"] == "steps" and event["step"] > self._step and not self._reports_itself:
-                    yield _values(event)
+                    yield _values(event) | ({ATTEMPT: self._attempt} if self._attempt else {})
                     self._step = event["step"]
             except NOT_THE_OBSERVERS:
                 continue
+
+    def _latest_timeline(self) -> Path | None:
+        """Rank 0's record of the training that began last; looked for everywhere until one is found, then beside it."""
+        host = self._folder.host(self._host)
+        places = [self._timeline.parent] if self._timeline else [place for one in PLACES for place in host.glob(one)]
+        for place in places:
+            found = [file for name in FIRST_RANK for file in place.glob(name)]
+            if found:
+                return max(found, key=attempt_of)
+        return None
 
 
 def observed_metrics(folder: RunFolder, position: int = 0) -> Iterator[tuple[Metric, int]]:
@@ -135,9 +153,24 @@ def observed_metrics(folder: RunFolder, position: int = 0) -> Iterator[tuple[Met
             if values.pop(OBSERVED, False):
                 place = {name: values.pop(name, None) for name in ("epoch_step", "epoch_steps")}
                 del values["rank"]
+                values.pop(ATTEMPT, None)
                 yield Metric(values["epoch"], values["step"], values, **place), after
         except NOT_THE_OBSERVERS:
             continue
+
+
+def attempt_of(timeline: Path) -> int:
+    """Trainings of the same command before that of a record, timeline-<rank>.jsonl or timeline-<rank>.<attempt>.jsonl, by its name. It
+    may be any process's.
+    """
+    *_, attempt = timeline.stem.split(".")
+    return int(attempt) if attempt.isdecimal() and len(attempt) < 10 else 0
+
+
+def _attempt_in(values: dict[str, Any]) -> int:
+    """The same of a line of the file."""
+    attempt = values.get(ATTEMPT)
+    return attempt if isinstance(attempt, int) else 0
 
 
 def _values(event: dict[str, Any]) -> dict[str, Any]:

@@ -261,6 +261,37 @@ def test_a_phase_that_a_window_lacks_is_no_number_and_a_cut_line_is_counted(tmp_
     assert "no files of system metrics" in found.not_measured["system"]
 
 
+def test_of_several_trainings_the_longest_is_read_of_all_ranks_and_a_line_says_so(tmp_path):
+    """The second of three, after a crash; the third has begun on one rank only."""
+    for attempt, steps in ((0, 5), (1, 40), (2, 11)):
+        for rank in range(2 if attempt < 2 else 1):
+            start = {
+                "kind": "start",
+                "rank": rank,
+                "node": "algo-1",
+                "settings": {},
+                "not_measured": {},
+                "world_size": 2,
+            }
+            start |= dict.fromkeys(("backend", "device", "device_name", "instance_type", "torch", "threads"))
+            window = {"kind": "steps", "epoch": 1, "ended": 60.0 * attempt + 9, "extra": {"steps": 5}}
+            window["seconds"] = {"step": 0.1 * (attempt + 1)}
+            lines = [start, *({**window, "step": step} for step in range(5, steps + 1, 5))]
+            lines.append({"kind": "evaluate", "step": steps, "began": 60.0 * attempt, "seconds": 1.0})
+            name = f"timeline-{rank}.{attempt}.jsonl" if attempt else f"timeline-{rank}.jsonl"
+            (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "ste')
+    found = read(str(tmp_path))
+    assert [ranks.step.tolist() for ranks in found.ranks] == 2 * [[*range(5, 41, 5)]]
+    assert {float(seconds) for ranks in found.ranks for seconds in ranks.seconds["step"]} == {0.2}
+    assert {stall.began for stall in found.stalls} == {60.0}
+    said = "3 trainings were recorded: this is number 2, the longest (40 steps)"
+    assert found.sampled == said and f"\n  {said}\n" in str(Diagnosis(found))
+    assert said in Diagnosis(found).save_html(tmp_path / "why.html").read_text()
+    for file in tmp_path.glob("timeline-*.[12].jsonl"):
+        file.unlink()
+    assert read(str(tmp_path)).sampled is None
+
+
 def test_of_a_long_record_neighbours_are_read_and_the_same_of_every_rank(tmp_path):
     """Each second window of this run is an epoch's first: one in two or four would be these alone, or none of them."""
     for rank in range(2):

@@ -21,36 +21,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-LOOPS: dict[str, Callable[[], nn.Module]] = {}
-
-
-TORCH = tuple(int(number) for number in torch.__version__.split(".")[:2])
-
-
-def loop(function: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    if NEEDS.get(function.__name__, (2, 0)) <= TORCH:
-        LOOPS[function.__name__] = function
-    return function
-
-
-NEEDS = {"skipping_scaler": (2, 3), "compiled": (2, 3), "compiled_whole": (2, 5)}
-"""Loops by what only this version of torch and later ones have: a scaler for CPUs; hooks of optimizers after the first torch.compile; a
-mode that is set in what is compiled."""
-
-
-def loader(batches: int = 6) -> DataLoader:
-    return DataLoader(TensorDataset(torch.randn(4 * batches, 8), torch.randn(4 * batches, 1)), batch_size=4)
-
-
-def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
-    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
-    return model, torch.optim.SGD(model.parameters(), lr=0.05)
-
-
-def lower(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    loss = nn.functional.mse_loss(model(batch[0]), batch[1])
-    loss.backward()
-    return loss
+from tests.observer import loader_loops  # noqa: F401  # its loops
+from tests.observer.loop_parts import LOOPS, loader, loop, lower, parts
 
 
 @loop
@@ -179,6 +151,134 @@ def lists_of_samples() -> nn.Module:
         optimizer.zero_grad()
         sum(model(image).square().mean() for image in images).backward()
         optimizer.step()
+    return model
+
+
+@loop
+def read_once() -> nn.Module:
+    """Each batch is an iterator, which can be read only once."""
+    model = nn.Linear(192, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    samples = [(torch.randn(3, 8, 8), float(index % 2)) for index in range(24)]
+    for images, targets in DataLoader(samples, batch_size=4, collate_fn=lambda batch: zip(*batch)):
+        optimizer.zero_grad()
+        lower(model, (torch.stack(images).flatten(1), torch.tensor(targets)[:, None]))
+        optimizer.step()
+    return model
+
+
+@loop
+def micro_batches() -> nn.Module:
+    """Each batch is a generator of its parts, of which the first must not be lost."""
+    model, optimizer = parts()
+    samples, seen = TensorDataset(torch.randn(24, 8), torch.randn(24, 1)), 0
+    for micro in DataLoader(samples, batch_size=4, collate_fn=lambda batch: (sample for sample in batch)):
+        optimizer.zero_grad()
+        for sample in micro:
+            lower(model, sample)
+            seen += 1
+        optimizer.step()
+    assert seen == 24, seen
+    return model
+
+
+class AttributeDict(dict):
+    """Raises KeyError for an attribute that it has not."""
+
+    __getattr__ = dict.__getitem__
+
+
+@loop
+def attribute_dictionary() -> nn.Module:
+    model, optimizer = parts()
+    samples = TensorDataset(torch.randn(24, 8), torch.randn(24, 1))
+
+    def collate(batch):
+        return AttributeDict(
+            inputs=torch.stack([one for one, _ in batch]), wanted=torch.stack([one for _, one in batch])
+        )
+
+    for batch in DataLoader(samples, batch_size=4, collate_fn=collate):
+        optimizer.zero_grad()
+        lower(model, (batch.inputs, batch.wanted))
+        optimizer.step()
+    return model
+
+
+class Shaped:
+    """A batch whose shape is a method."""
+
+    def __init__(self, batch):
+        self.inputs, self.wanted = (torch.stack(one) for one in zip(*batch))
+
+    def shape(self):
+        return self.inputs.shape
+
+
+@loop
+def a_shape_that_is_a_method() -> nn.Module:
+    model, optimizer = parts()
+    samples = TensorDataset(torch.randn(24, 8), torch.randn(24, 1))
+    for batch in DataLoader(samples, batch_size=4, collate_fn=Shaped):
+        optimizer.zero_grad()
+        lower(model, (batch.inputs, batch.wanted))
+        optimizer.step()
+    return model
+
+
+class Lazy(torch.utils.data.Dataset):
+    """Opens its file where the first sample is read: a handle can neither be sent to a worker nor shared with it."""
+
+    handle = None
+
+    @property
+    def dataset(self):
+        if self.handle is None:
+            self.handle = torch.randn(24, 8), torch.randn(24, 1)
+        return self.handle
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        inputs, targets = self.dataset
+        return inputs[index], targets[index]
+
+
+@loop
+def opening_late() -> nn.Module:
+    model, optimizer = parts()
+    batches = DataLoader(Lazy(), batch_size=4)
+    assert batches.dataset.handle is None
+    for batch in batches:
+        optimizer.zero_grad()
+        lower(model, batch)
+        optimizer.step()
+    return model
+
+
+class Buckets(torch.utils.data.Sampler):
+    """Draws its batches to count them."""
+
+    def __init__(self):
+        pass
+
+    def __iter__(self):
+        return iter(torch.randperm(24).split(4))
+
+    def __len__(self):
+        return len(list(iter(self)))
+
+
+@loop
+def drawing_to_count() -> nn.Module:
+    model, optimizer = parts()
+    batches = DataLoader(TensorDataset(torch.randn(24, 8), torch.randn(24, 1)), batch_sampler=Buckets())
+    for _ in range(2):
+        for inputs, targets in batches:
+            optimizer.zero_grad()
+            lower(model, (nn.functional.dropout(inputs), targets))
+            optimizer.step()
     return model
 
 

@@ -32,8 +32,12 @@ class Done:
         """The digests that it printed."""
         return re.findall(r"^weights (\w{64})$", self.stdout, re.MULTILINE)
 
-    def timeline(self, rank: int = 0) -> Timeline:
-        text = (self.folder / f"timeline-{rank}.jsonl").read_text()
+    def timeline(self, rank: int = 0, attempt: int = 0) -> Timeline:
+        """
+        Args:
+            attempt: trainings of the same command before it.
+        """
+        text = (self.folder / f"timeline-{rank}{f'.{attempt}' if attempt else ''}.jsonl").read_text()
         assert text.endswith("\n")
         return Timeline([json.loads(line) for line in text.splitlines()])
 

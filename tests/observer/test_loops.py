@@ -18,9 +18,20 @@ STEPS = {
     "recomputing": 6,
     "accumulating": 2,
     "evaluating_with_gradients": 18,
+    "generating_without_gradients": 12,
+    "accumulating_without_gradients": 3,
+    "fetching_without_gradients": 12,
+    "evaluating_one_batch": 13,
+    "never_ending": 30,
     "by_gradients": 18,
     "caching_samples": 6,
     "lists_of_samples": 6,
+    "read_once": 6,
+    "micro_batches": 6,
+    "attribute_dictionary": 6,
+    "a_shape_that_is_a_method": 6,
+    "opening_late": 6,
+    "drawing_to_count": 12,
     "evaluating_a_part": 18,
     "evaluating_on_its_own": 12,
     "asking_itself": 6,
@@ -37,6 +48,9 @@ UNSEEN = {"by_gradients": {"backward", "forward"}}
 EVALUATIONS = {
     "accumulating": [1],
     "evaluating_with_gradients": [6, 12, 18],
+    "generating_without_gradients": [6, 12],
+    "fetching_without_gradients": [3, 9],
+    "evaluating_one_batch": [4, 8],
     "evaluating_a_part": [6, 12],
     "evaluating_on_its_own": [4, 8, 12],
 }
@@ -61,6 +75,8 @@ def test_loops_end_with_the_same_weights_and_are_followed_step_by_step(tmp_path)
     timelines = {name: Done(0, "", "", tmp_path / name).timeline() for name in LOOPS}
     for name, timeline in timelines.items():
         check_steps(name, timeline)
+    check_without_gradients(timelines)
+    check_never_ending(timelines["never_ending"])
     [autocast] = timelines["mixed_precision"].setup("precision")
     assert autocast["values"]["autocast"] == "bfloat16" and autocast["text"].startswith("with torch.autocast(")
     assert [line["text"][:4] for line in timelines["compiled"].setup("compile")] == ["fast", "step"]
@@ -76,6 +92,11 @@ def test_loops_end_with_the_same_weights_and_are_followed_step_by_step(tmp_path)
         assert line["seconds"]["data_wait"] <= line["seconds"]["step"]
     for line in timelines["lists_of_samples"].of("steps"):
         assert abs(line["extra"]["images_per_second"] * line["seconds"]["step"] - 5) < 0.01
+    for line in timelines["attribute_dictionary"].of("steps"):
+        assert abs(line["extra"]["images_per_second"] * line["seconds"]["step"] - 4) < 0.01
+    counted = timelines["drawing_to_count"]  # by its first pass
+    assert [line["values"]["batches"] for line in counted.setup("loader")] == [None, 6]
+    assert "epoch_steps" not in counted.of("steps")[0]["extra"] and counted.of("steps")[-1]["extra"]["epoch_steps"] == 6
     side_by_side = timelines["two_loaders"]  # the first gives the epochs
     assert [line["values"]["role"] for line in side_by_side.setup("loader")] == ["training", "unknown"]
     assert side_by_side.of("steps")[-1]["extra"]["epoch_steps"] == 6
@@ -88,3 +109,31 @@ def check_steps(name: str, timeline: Timeline) -> None:
         phases = {phase: seconds for phase, seconds in line["seconds"].items() if phase != "step"}
         assert {"forward", "backward", "optimizer"} - {*phases} <= UNSEEN.get(name, set()), name
         assert min(phases.values()) >= 0 and sum(phases.values()) <= line["seconds"]["step"] + 1e-6, name
+
+
+def check_without_gradients(timelines: dict[str, Timeline]) -> None:
+    """Batches that are trained on are no evaluation's, however they are asked for; and the other way round."""
+    for name, roles in {
+        "generating_without_gradients": {1: "training", 2: "evaluation"},
+        "accumulating_without_gradients": {1: "training"},
+        "fetching_without_gradients": {1: "evaluation", 2: "training", 3: "training"},
+        "evaluating_one_batch": {1: "evaluation"},
+    }.items():
+        found = {line["values"]["id"]: line["values"]["role"] for line in timelines[name].setup("loader")}
+        assert found == roles, name
+    for name in ("generating_without_gradients", "fetching_without_gradients"):
+        [start] = timelines[name].of("start")
+        assert "data_wait" not in start["not_measured"], name
+        assert all(line["seconds"]["forward"] >= 0.02 for line in timelines[name].of("steps")), name
+        assert all("data_wait" in line["seconds"] for line in timelines[name].of("steps")), name
+    alone = timelines["evaluating_one_batch"]
+    assert all(0.05 <= line["seconds"] < 0.5 for line in alone.of("evaluate"))
+    assert max(line["seconds"]["step"] for line in alone.of("steps")[1:]) < 0.05
+    assert not any("data_wait" in line["seconds"] for line in alone.of("steps"))
+
+
+def check_never_ending(timeline: Timeline) -> None:
+    """A loader with one iterator for all epochs."""
+    last = timeline.of("steps")[-1]
+    assert (last["epoch"], last["extra"]["epoch_step"], last["extra"]["epoch_steps"]) == (5, 6, 6)
+    assert timeline.setup("loader")[-1]["values"]["batches"] == 6

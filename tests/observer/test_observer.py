@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
-from launcher_observer.process import rank_and_size
+from launcher_observer.endless import repeats_after
+from launcher_observer.process import process_started, rank_and_size
 from launcher_observer.setups import MOST_ENTRIES, Setups
-from torch.utils.data import DataLoader, TensorDataset
+from launcher_observer.timeline_file import TimelineFile
+from timm.data.loader import MultiEpochsDataLoader
+from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
 from tests.observer.scripted import ENTRYPOINTS, TORCHRUN, Done
 
@@ -100,13 +104,55 @@ def test_a_traceback_has_one_frame_of_ours(tmp_path):
     assert done.timeline().steps == 4
 
 
-def test_a_script_that_leaves_without_a_word_has_the_lines_so_far_and_a_second_one_takes_nothing_from_it(tmp_path):
+def test_a_script_that_leaves_without_a_word_has_the_lines_so_far_and_a_second_one_a_record_of_its_own(tmp_path):
+    """Such as folds, one after the other, or what torchrun starts anew after a crash."""
     first = ran(tmp_path, "epoch(); epoch(); os._exit(7)")
     assert first.code == 7 and first.timeline().steps == 5
     lines = first.timeline()
-    second = ran(tmp_path, "epoch(); epoch()")
-    assert second.code == 0 and second.timeline() == lines
-    assert "this process is not measured: another one of this run has written timeline-0.jsonl" in second.stderr
+    second = ran(tmp_path, "for _ in range(5): epoch()")
+    assert second.code == 0 and second.timeline() == lines and "launcher observer" not in second.stderr
+    assert second.timeline(attempt=1).steps == 20
+    third = ran(tmp_path, "epoch()", TORCHELASTIC_RESTART_COUNT="3")
+    assert third.timeline(attempt=3).steps == 4
+
+
+def first_step(rank: int, attempt: int, folder: Path, ended: float) -> None:
+    file = TimelineFile(folder, rank, attempt)
+    file.write("start", rank=rank)
+    file.first_step(1, 0, ended)
+
+
+def test_ranks_that_train_together_count_the_same_attempts(tmp_path):
+    """Rank 1 of the first training crashed before its first step. Rank 0 of the second may have made it already."""
+    first_step(0, 0, tmp_path, process_started() - 60)
+    (tmp_path / "timeline-9.jsonl").write_text('{"kind": "first_step", "ended": "late"}\n[')
+    os.mkfifo(tmp_path / "timeline-8.jsonl")
+    first_step(0, 1, tmp_path, time.time())
+    assert TimelineFile.begun(tmp_path, 1, {}).path.name == "timeline-1.1.jsonl"
+    assert TimelineFile.begun(tmp_path, 1, {}).path.name == "timeline-1.2.jsonl", "another process trains beside it"
+    assert TimelineFile.begun(tmp_path, 2, {"TORCHELASTIC_RESTART_COUNT": "1"}).path.name == "timeline-2.1.jsonl"
+    assert TimelineFile.begun(tmp_path, 2, {"TORCHELASTIC_RESTART_COUNT": "4"}).path.name == "timeline-2.4.jsonl"
+    (tmp_path / "next").mkdir()
+    assert TimelineFile.begun(tmp_path / "next", 0, {}).path.name == "timeline-0.jsonl"
+
+
+def test_an_endless_loader_is_known_by_the_sampler_that_it_repeats():
+    dataset = TensorDataset(torch.zeros(42, 1))
+    assert repeats_after(torch, MultiEpochsDataLoader(dataset, batch_size=4)) == 11
+    assert repeats_after(torch, MultiEpochsDataLoader(dataset, batch_size=None)) is None
+    assert repeats_after(torch, DataLoader(dataset, batch_size=4)) is None
+    drawn = MultiEpochsDataLoader(dataset, batch_sampler=BatchSampler(Drawing(), 4, drop_last=False))
+    assert repeats_after(torch, drawn) is None
+
+
+class Drawing:
+    """A sampler of the user's own."""
+
+    def __len__(self):
+        raise AssertionError("it is asked for nothing")
+
+    def __iter__(self):
+        return iter(range(4))
 
 
 def test_a_script_that_makes_loader_after_loader_fills_no_record():

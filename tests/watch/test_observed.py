@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.record.progress import RunProgress
 from tests.conftest import wait_until
 from tests.watch.commands import LAUNCHER, environment, the_run, typed, watched
 
@@ -95,6 +96,34 @@ def test_ranks_of_torchrun_behind_a_shell_script_are_followed(script, tmp_path):
     run = the_run()
     assert len(list(run.folder.path.rglob("timeline-*.jsonl"))) == 2
     assert run.metrics()[-1]["step"] == 96 and "2 processes" in str(run.diagnose())
+
+
+SEVERAL = """
+import os, sys, time
+import torch
+from torch.utils.data import DataLoader
+
+steps = int(sys.argv[1])
+model = torch.nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in DataLoader(torch.randn(4 * steps, 8), batch_size=4):
+    time.sleep(0.01)
+    model(batch).mean().backward()
+    optimizer.step()
+"""
+
+
+def test_of_a_command_that_trains_several_times_the_longest_is_explained_and_progress_is_of_the_last(tmp_path):
+    """As where torchrun starts a training anew, or a shell script trains fold after fold."""
+    (tmp_path / "train.py").write_text(SEVERAL)
+    python = f"{sys.executable} {tmp_path}/train.py"
+    found = watched("sh", "-c", f"{python} 11; {python} 150; {python} 30")
+    assert found.returncode == 0 and b"launcher observer" not in found.stderr
+    run = the_run()
+    assert "3 trainings were recorded: this is number 2, the longest (150 steps)" in str(run.diagnose())
+    assert {line.get("attempt", 0): line["step"] for line in run.metrics()} == {0: 11, 1: 150, 2: 30}
+    progress = RunProgress(run.folder)
+    assert progress.read_observed(1.0) and progress.line().startswith("epoch 1  step 30  30 of 30")
 
 
 def test_a_process_that_cannot_be_observed_is_told_from_one_that_is(tmp_path):

@@ -1,0 +1,141 @@
+"""Training loops whose loaders are asked in unusual ways: with gradients off, or with one iterator for all epochs."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.observer.loop_parts import loader, loop, lower, parts
+
+
+def flipped(batches):
+    """Augments under torch.no_grad(), which holds only while the generator runs."""
+    with torch.no_grad():
+        iterator = iter(batches)
+    while True:
+        with torch.no_grad():
+            batch = next(iterator, None)
+            if batch is None:
+                return
+            batch = batch[0].flip(-1), batch[1]
+        yield batch
+
+
+@loop
+def generating_without_gradients() -> nn.Module:
+    """Two epochs, each with an evaluation after it; the last one over the training loader."""
+    model, optimizer = parts()
+    training, held_out = loader(), loader(3)
+    for evaluated in (held_out, training):
+        for batch in flipped(training):
+            time.sleep(0.02)
+            optimizer.zero_grad()
+            lower(model, batch)
+            optimizer.step()
+        with torch.no_grad():
+            for inputs, _ in evaluated:
+                model(inputs)
+    return model
+
+
+@loop
+def accumulating_without_gradients() -> nn.Module:
+    """Two batches a step."""
+    model, optimizer = parts()
+    for number, batch in enumerate(flipped(loader()), start=1):
+        lower(model, batch)
+        if number % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+class Prefetcher:
+    """Reads the next batch under torch.no_grad() while one is trained on."""
+
+    def __init__(self, batches):
+        self.batches = iter(batches)
+        self.preload()
+
+    @torch.no_grad()
+    def preload(self) -> None:
+        self.following = next(self.batches, None)
+
+    def __iter__(self):
+        while self.following is not None:
+            batch = self.following
+            self.preload()
+            yield batch
+
+
+@loop
+def fetching_without_gradients() -> nn.Module:
+    """A new loader each epoch, and an evaluation of one batch after the third step of each."""
+    model, optimizer = parts()
+    held_out = loader(3)
+    for each in [loader(), loader()]:  # both live: by its place in memory a later dataset may be an earlier one
+        for number, batch in enumerate(Prefetcher(each), start=1):
+            time.sleep(0.02)
+            optimizer.zero_grad()
+            lower(model, batch)
+            optimizer.step()
+            if number == 3:
+                with torch.no_grad():
+                    model(next(iter(held_out))[0])
+    return model
+
+
+@loop
+def evaluating_one_batch() -> nn.Module:
+    """The next one of a loader, before the training and after two of its steps, whose batches are made without a loader."""
+    model, optimizer = parts()
+    held_out = iter(loader())
+    for number in range(13):
+        if number in (0, 4, 8):
+            with torch.no_grad():
+                model(next(held_out)[0])
+                time.sleep(0.05)
+        optimizer.zero_grad()
+        lower(model, (torch.randn(4, 8), torch.randn(4, 1)))
+        optimizer.step()
+    return model
+
+
+class _RepeatSampler:
+    def __init__(self, sampler):
+        self.sampler = sampler
+
+    def __iter__(self):
+        while True:
+            yield from self.sampler
+
+
+class Endless(DataLoader):
+    """Ultralytics' InfiniteDataLoader: one iterator for all epochs."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        object.__setattr__(self, "batch_sampler", _RepeatSampler(self.batch_sampler))
+        self.iterator = super().__iter__()
+
+    def __len__(self):
+        return len(self.batch_sampler.sampler)
+
+    def __iter__(self):
+        for _ in range(len(self)):
+            yield next(self.iterator)
+
+
+@loop
+def never_ending() -> nn.Module:
+    model, optimizer = parts()
+    endless = Endless(TensorDataset(torch.randn(24, 8), torch.randn(24, 1)), batch_size=4)
+    for _ in range(5):
+        for batch in endless:
+            optimizer.zero_grad()
+            lower(model, batch)
+            optimizer.step()
+    return model
