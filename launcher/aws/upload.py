@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import tarfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.aws import request
+from launcher.config.file_trees import walk
 from launcher.config.issues import mistake
 from launcher.config.job import Job
 from launcher.planner.plan import Plan, Upload
@@ -119,7 +119,7 @@ def split(uri: str) -> tuple[str, str]:
 
 
 def _files(place: Path, key: str) -> Iterator[tuple[str, Path]]:
-    """A file, or every file below a folder, sorted; each with its path in the folder. Links are followed, cycles are not.
+    """A file, or every file below a folder, sorted; each with its path in the folder. Links are followed as the scripts follow them.
 
     Args:
         key: of the message.
@@ -132,15 +132,7 @@ def _files(place: Path, key: str) -> Iterator[tuple[str, Path]]:
         yield place.name, place
         return
     found: list[Path] = []
-    above: dict[str, tuple[tuple[int, int], ...]] = {os.fspath(place): ()}
-    """Folder -> those that it lies in, by device and inode: two links to one folder are no cycle."""
-    for at, folders, names in os.walk(place, onerror=_raise, followlinks=True):
-        facts, around = os.stat(at), above.pop(at)
-        own = (facts.st_dev, facts.st_ino)
-        if own in around:
-            folders.clear()
-            continue
-        above |= {os.path.join(at, name): (*around, own) for name in folders}
+    for at, _, names in walk(place, _raise):
         found += [Path(at) / name for name in names]
         if len(found) > MAX_FILES:
             fix = "name the data's own folder, or upload it (aws s3 sync) and write {s3: …}"

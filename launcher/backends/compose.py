@@ -89,14 +89,13 @@ def project(run: str) -> str:
 
 
 def channel_mounts(plan: Plan, host: HostPlan) -> list[tuple[Path, str]]:
-    """(local path, path in the container) of each channel of a host, a folder or a file."""
-    return [
-        (
-            Path(place),
-            f"/opt/ml/input/data/{channel}" + ("" if plan.job.inputs[channel].folder else f"/{Path(place).name}"),
-        )
-        for channel, place in sorted(plan.channels_of(host).items())
-    ]
+    """(local path, path in the container) of each channel of a host: a folder is the channel itself, a file lies in it."""
+    mounts = []
+    for channel, place in sorted(plan.channels_of(host).items()):
+        given, source = plan.job.inputs[channel], Path(place)
+        target = f"/opt/ml/input/data/{channel}"
+        mounts.append((source, target if given.folder or given.student else f"{target}/{source.name}"))
+    return mounts
 
 
 def _volumes(plan: Plan, folder: Path, host: HostPlan) -> list[dict[str, Any]]:

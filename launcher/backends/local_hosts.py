@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from launcher.backends import opt_ml
+from launcher.config.file_trees import walk
 
 SHIM = Path(__file__).with_name("toolkit.py")
 
@@ -205,7 +206,7 @@ def merged_files(roots: Iterable[Path]) -> dict[str, Path]:
     """Relative path -> file, over one folder of several hosts. For each path the first host's file counts."""
     files: dict[str, Path] = {}
     for root in roots:
-        for place, _, names in os.walk(root, followlinks=True):
+        for place, _, names in walk(root):
             for name in sorted(names):
                 file = Path(place) / name
                 if file.is_file():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,6 +14,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from launcher.aws.upload import split
 from launcher.backends import local_hosts
+from launcher.config.file_trees import walk
 
 
 class DownloadFailed(Exception):
@@ -124,9 +124,9 @@ class Checkpoints:
 
 
 def files_below(root: Path) -> list[Path]:
-    """The files below a folder, sorted; links are followed."""
+    """The files below a folder, sorted; links are followed, but for those that lead up to a folder in which they lie."""
     found = []
-    for place, _, names in os.walk(root, followlinks=True):
+    for place, _, names in walk(root):
         found += [Path(place, name) for name in names]
     return sorted(file for file in found if file.is_file())
 

@@ -120,7 +120,7 @@ def source_files(source: Path, job: Job | None = None) -> tuple[list[SourceFile]
 
     Runs do not travel, nor the data of the job's own inputs, which reach the script as channels; Python files among them do.
     A folder of the user's own also gets this kit's PACKAGES, so that any script can use `training`, unless it has a
-    `training` of its own. With that package comes a file that names the source's commit.
+    module `training` of its own: a folder of data may have that name. With that package comes a file that names the source's commit.
 
     Args:
         job: whose code it is; None: no job's, and nothing is known of inputs.
@@ -140,7 +140,7 @@ def source_files(source: Path, job: Job | None = None) -> tuple[list[SourceFile]
     if odd:
         return [], [Issue(key="source", found=f"a file name with unprintable characters: {odd[0]!r}", fix="rename it")]
     kit = entrypoints_folder()
-    has_training = (source / "training").exists() or (source / "training.py").exists()
+    has_training = any(re.fullmatch(r"training(/.*)?\.py", path) for path in files)
     found = [SourceFile(path, file, file.stat().st_size) for path, file in files.items()]
     if source.resolve() != kit.resolve() and not has_training:
         found += [file for package in PACKAGES for file in kit_files(package)]

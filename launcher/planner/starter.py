@@ -13,14 +13,12 @@ from pathlib import Path
 
 from launcher.config.descriptions import Described, script_settings
 from launcher.config.expressions import NotPlain
+from launcher.config.file_trees import image_endings, walk
 from launcher.config.issues import Issue, mistake
 from launcher.config.job import SCRIPT_PATH, portable_script
 from launcher.config.yaml_edit import written
 from launcher.planner.source_package import ALWAYS_EXCLUDED, SCHEMA_FILE
 from launcher.show.text import listed
-
-ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
-"""Images that the kit's scripts read."""
 
 HELD_OUT = ("validation", "val", "valid")
 """Names of a folder of held-out images, the kit's own first."""
@@ -129,7 +127,7 @@ def look_at_images(folder: Path) -> Images:
             "--images",
             f"{folder}: no images",
             "name a folder with images",
-            valid=f"files that end with {' '.join(ENDINGS)}",
+            valid=f"files that end with {' '.join(image_endings())}",
         )
     return Images(channels or {"train": folder}, classes, count)
 
@@ -335,7 +333,8 @@ def _subfolders(folder: Path) -> list[Path]:
 
 def _classes(folder: Path) -> list[Path]:
     """The subfolders with images right in them."""
-    return [one for one in _subfolders(folder) if any(file.name.lower().endswith(ENDINGS) for file in one.iterdir())]
+    endings = image_endings()
+    return [one for one in _subfolders(folder) if any(file.name.lower().endswith(endings) for file in one.iterdir())]
 
 
 def _count(folder: Path) -> int:
@@ -343,7 +342,8 @@ def _count(folder: Path) -> int:
 
 
 def _images(folder: Path) -> Iterator[str]:
-    """The images below a folder."""
-    for _, folders, files in os.walk(folder):
+    """The images below a folder, in linked ones too."""
+    endings = image_endings()
+    for _, folders, files in walk(folder):
         folders[:] = [name for name in folders if name not in ALWAYS_EXCLUDED and not name.startswith(".")]
-        yield from (file for file in files if file.lower().endswith(ENDINGS) and not file.startswith("."))
+        yield from (file for file in files if file.lower().endswith(endings) and not file.startswith("."))

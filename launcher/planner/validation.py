@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
@@ -13,23 +11,15 @@ from typing import Any
 
 from launcher.config import builtin_configs, hyperparameters, students, yaml_file
 from launcher.config.entrypoints import PACKAGES
+from launcher.config.file_trees import walk
 from launcher.config.issues import Issue, UserError, did_you_mean, near
 from launcher.config.job import Job
 from launcher.config.redaction import REDACTED, is_secret
 from launcher.config.sections import Input
-from launcher.planner import groups, python_start
+from launcher.planner import groups, image_classes, made_folders, python_start
 from launcher.planner.source_package import IGNORE_FILE, SourceFile
 from launcher.record import records
 from launcher.show.text import counted
-
-SAMPLES = ("digits", "photos", "shapes", "cutouts")
-"""Images that `launcher prepare` makes of packages, as the built-in configs name their folders."""
-
-PREPARED = {"train": "", "validation": "", "unlabelled": " --unlabelled"}
-"""A folder that `launcher prepare SOURCE TARGET` makes in its target -> the option for it."""
-
-WEIGHTS = ("dinov2-small",)
-"""What `launcher weights` makes a folder of."""
 
 SUFFIX = "-labels"
 """What `launcher label` adds to a job's name."""
@@ -118,7 +108,7 @@ def check(job: Job, source: Path, files: list[SourceFile], world_size: int) -> l
 
 
 def _place(key: str, source: Input) -> str:
-    """The absolute path that an input names. Raises UserError where it does not exist."""
+    """The absolute path that an input names. Raises UserError where it does not exist, or was not finished."""
 
     def problem(found: str, fix: str) -> UserError:
         return UserError([Issue(key=key, found=found, fix=fix)])
@@ -144,7 +134,7 @@ def _place(key: str, source: Input) -> str:
     kind = "folder" if source.folder else "file"
     if not path.exists():
         fix = "check the path, which is relative to the current folder"
-        if source.folder and (command := _command_that_makes(Path(source.folder).expanduser())):
+        if source.folder and (command := made_folders.command_that_makes(Path(source.folder).expanduser())):
             fix += f", or create it: {command}"
         beside = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
         raise problem(f"{path}: no such {kind}", did_you_mean(path.name, beside, fix))
@@ -154,17 +144,9 @@ def _place(key: str, source: Input) -> str:
         raise problem(f"{path} is a folder", f"write {{folder: {source.file}}}")
     if source.folder and not any(path.iterdir()):
         raise problem(f"{path} is empty", "put images there, for example with launcher prepare")
+    if source.folder and (unfinished := made_folders.unfinished(key, path)):
+        raise UserError([unfinished])
     return str(path)
-
-
-def _command_that_makes(folder: Path) -> str | None:
-    """The command that creates an input's folder; None: the kit has none."""
-    if folder.name in WEIGHTS:
-        return f"launcher weights {folder.name} {shlex.quote(str(folder))}"
-    if folder.name not in PREPARED:
-        return None
-    sample = folder.parent.name if folder.parent.name in SAMPLES else "SOURCE"
-    return f"launcher prepare {sample} {shlex.quote(str(folder.parent))}{PREPARED[folder.name]}"
 
 
 def _how_to_get(name: str, otherwise: str) -> str:
@@ -277,28 +259,34 @@ def _batch(job: Job, source: Path) -> tuple[int, str]:
 
 
 def check_images(job: Job, source: Path, places: Mapping[str, str], world_size: int) -> list[Issue]:
-    """A folder of training images on this machine that does not hold one global batch of this kit's scripts.
-
-    All its files count, so that what is refused here would fail there too; the files of shards hold any number.
+    """Folders of images on this machine that this kit's scripts refuse: too few to train on, or different classes held out.
 
     Args:
         places: channel -> path, of the inputs on this machine.
     """
+    return [*_check_count(job, source, places, world_size), *image_classes.check(job, places)]
+
+
+def _check_count(job: Job, source: Path, places: Mapping[str, str], world_size: int) -> Iterator[Issue]:
+    """A folder of training images that does not hold one global batch.
+
+    All its files count, so that what is refused here would fail there too; the files of shards hold any number.
+    """
     folder = Path(places.get("train", ""))
     if job.source is not None or "train" not in places or "unlabelled" in job.inputs or not folder.is_dir():
-        return []
+        return
     batch, shown = _batch(job, source)
     try:
         count = _files_below(folder, batch)
     except OSError:
-        return []
+        return
     if count is None or count >= batch:
-        return []
+        return
     most = count // world_size * world_size
     fix = f"write {BATCH}: {most}, or less; or add images"
     fix = fix if most else f"give at least {counted(world_size, 'image')}, one a process"
     found = f"{shown} make no batch of the {counted(count, 'file')} in {folder}"
-    return [Issue(key=f"hyperparameters.{BATCH}", found=found, fix=fix)]
+    yield Issue(key=f"hyperparameters.{BATCH}", found=found, fix=fix)
 
 
 def _files_below(folder: Path, enough: int) -> int | None:
@@ -308,7 +296,7 @@ def _files_below(folder: Path, enough: int) -> int | None:
         raise error
 
     count = 0
-    for _, folders, files in os.walk(folder, onerror=fails, followlinks=True):
+    for _, folders, files in walk(folder, fails):
         folders[:] = [name for name in folders if not name.startswith(".")]
         if any(name.endswith(".tar") for name in files):
             return None

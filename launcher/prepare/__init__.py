@@ -14,11 +14,12 @@ from collections import Counter
 from pathlib import Path
 
 from launcher.config.issues import Issue, UserError, mistake
+from launcher.planner.made_folders import RECORD, WRITTEN, Recorded
 from launcher.prepare import folders, lock, shards
 from launcher.prepare.processes import available_cores
-from launcher.prepare.samples import Encoding, Sample
+from launcher.prepare.samples import Encoding, Sample, as_utf8
 from launcher.prepare.sources import find_samples
-from launcher.prepare.state import ARGUMENTS, WRITTEN, read_state
+from launcher.prepare.state import ARGUMENTS, read_state
 from launcher.prepare.verification import verify
 from launcher.record.records import write_atomically, write_json
 from launcher.show.text import counted
@@ -29,6 +30,9 @@ BROKEN = "broken.txt"
 
 NAMES = {"train": "training", "validation": "validation", "unlabelled": "unlabelled"}
 """What messages call a split's images."""
+
+SHOWN = 5
+"""Classes that a message names."""
 
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -68,20 +72,18 @@ def prepare(
         A summary for people.
 
     Raises:
-        UserError: an unknown or empty source, a class or a split of which nothing can be read, a class whose name is no line of text, a
-            missing package, or a target that was made with other arguments or is being prepared by another process.
+        UserError: an unknown or empty source, a class or a split of which nothing can be read, a class with held-out images alone or
+            whose name is no line of text, a missing package, or a target that was made with other arguments or is being prepared by
+            another process.
     """
     from tqdm import tqdm
 
     _check(source, target, size, validation_fraction, shard_size, jpeg_quality, jobs)
     samples = find_samples(source, size, validation_fraction, unlabelled)
-    if all(sample.split == "validation" for sample in samples):
-        raise mistake(
-            "SOURCE", f"{source}: no training images beside the validation images", "put images into its train/"
-        )
+    _refuse_unlearned(source, samples)
     target, encoding = Path(target), Encoding(size, jpeg_quality)
-    made_of = str(Path(source).resolve()) if Path(source).is_dir() else source
-    how = {"source": made_of, "size": size, "validation_fraction": validation_fraction}
+    made_of = as_utf8(str(Path(source).resolve())) if Path(source).is_dir() else source
+    how: Recorded = {"source": made_of, "size": size, "validation_fraction": validation_fraction}
     how |= {"jpeg_quality": jpeg_quality} if jpeg_quality != 95 else {}
     how |= {"shard_size": shard_size} if shard_size else {}
     how |= {"unlabelled": True} if unlabelled else {}
@@ -94,12 +96,14 @@ def prepare(
             else:
                 written, broken = folders.write(samples, target, encoding, jobs, bar.update)
         left_out = _leave_out(target, broken)
-        if all(sample.source in broken for sample in samples):
+        readable = [sample for sample in samples if sample.source not in broken]
+        if not readable:
             found = f"{source}: 0 of {counted(len(broken), 'image')} can be read"
             raise mistake("SOURCE", found, f"name another folder; {target / BROKEN} says why, image by image")
-        _refuse_emptied(source, target, samples, broken)
-        _finish(target, samples, broken)
-        return "\n".join([_summary(samples, target, written, broken), *_nothing_held_out(samples), *left_out])
+        _refuse_emptied(source, target, samples, readable)
+        _finish(target, readable)
+        warnings = _not_held_out(readable, in_folders=not shard_size)
+        return as_utf8("\n".join([_summary(readable, target, written), *warnings, *left_out]))
 
 
 def _check(
@@ -170,9 +174,9 @@ def _listing(samples: list[Sample]) -> str:
     return listed.hexdigest()
 
 
-def _remember(target: Path, how: dict[str, str | bool | int | float | None]) -> None:
+def _remember(target: Path, how: Recorded) -> None:
     """Record a target's arguments, before anything is written. Refuse other arguments or images than before, whose split would differ."""
-    file = target / "prepared.json"
+    file = target / RECORD
     before = read_state(file, target, ARGUMENTS)
     if before is not None:
         before = {name: value for name, value in before.items() if not name.startswith(WRITTEN)}
@@ -196,10 +200,34 @@ def _remember(target: Path, how: dict[str, str | bool | int | float | None]) -> 
     write_json(file, how)
 
 
-def _refuse_emptied(source: str, target: Path, samples: list[Sample], broken: dict[str, str]) -> None:
+def _refuse_unlearned(source: str, samples: list[Sample]) -> None:
+    """Raise a UserError about held-out images of what no image to train on shows: every one, or a class. No model learns it."""
+    if all(sample.split == "validation" for sample in samples):
+        raise mistake(
+            "SOURCE", f"{source}: no training images beside the validation images", "put images into its train/"
+        )
+    unlearned = _classes(samples, "validation") - _classes(samples, "train")
+    if unlearned:
+        found = f"{source}: validation images and no training images of {_named(unlearned)}"
+        raise mistake("SOURCE", found, "add training images of each class, or remove its validation images")
+
+
+def _classes(samples: list[Sample], split: str) -> set[str]:
+    """The classes of a split; none of images with masks or without labels."""
+    return {sample.label for sample in samples if sample.split == split and sample.label is not None}
+
+
+def _named(classes: set[str]) -> str:
+    """`class a`, or `7 classes: a, b, c, d, e …`"""
+    if len(classes) == 1:
+        return f"class {min(classes)}"
+    return f"{len(classes)} classes: {', '.join(sorted(classes)[:SHOWN])}{' …' if len(classes) > SHOWN else ''}"
+
+
+def _refuse_emptied(source: str, target: Path, samples: list[Sample], readable: list[Sample]) -> None:
     """Raise a UserError that lists the classes to learn and the splits of which no image can be read: nothing trains on what is left."""
     every = Counter((sample.split, sample.label) for sample in samples)
-    read = Counter((sample.split, sample.label) for sample in samples if sample.source not in broken)
+    read = Counter((sample.split, sample.label) for sample in readable)
     emptied: list[tuple[str, str, int]] = []
     for split in dict.fromkeys(split for split, _ in every):
         classes = {label: count for (of, label), count in every.items() if of == split}
@@ -219,33 +247,42 @@ def _refuse_emptied(source: str, target: Path, samples: list[Sample], broken: di
         raise UserError(issues, f"{target}, which is not finished")
 
 
-def _nothing_held_out(samples: list[Sample]) -> list[str]:
-    """A line about a source that gives images to train on and none to validate with."""
-    splits = {sample.split for sample in samples}
-    if "train" not in splits or "validation" in splits:
+def _not_held_out(readable: list[Sample], *, in_folders: bool) -> list[str]:
+    """A line about images to train on of which none is there to validate with, at all or of some classes.
+
+    Args:
+        in_folders: classes are folders, by which a run compares the two splits; shards come with the list of all classes.
+    """
+    splits, why_none = {sample.split for sample in readable}, "a class of one image keeps it for training"
+    if "train" in splits and "validation" not in splits:
+        return [f"warning: no validation images: add images to hold out; {why_none}"]
+    missing = _classes(readable, "train") - _classes(readable, "validation")
+    if not missing:
         return []
-    return ["warning: no validation images: add images to hold out; a class of one image keeps it for training"]
+    why = "a run refuses folders of different classes" if in_folders else "no evaluation shows how well it is learned"
+    return [
+        f"warning: no validation images of {_named(missing)}: {why}; add images of each class, or remove it; {why_none}"
+    ]
 
 
 def _quoted(target: Path) -> str:
     return shlex.quote(str(target))
 
 
-def _finish(target: Path, samples: list[Sample], broken: dict[str, str]) -> None:
+def _finish(target: Path, readable: list[Sample]) -> None:
     """Record how many images each split has, for `verify`: a target that does not say so was not finished."""
-    file = target / "prepared.json"
-    counts = Counter(sample.split for sample in samples if sample.source not in broken)
+    file = target / RECORD
+    counts = Counter(sample.split for sample in readable)
     how = read_state(file, target, ARGUMENTS) or {}
     write_json(file, {**how, **{f"{WRITTEN}{split}": count for split, count in sorted(counts.items())}})
 
 
-def _summary(samples: list[Sample], target: Path, written: int, broken: dict[str, str]) -> str:
-    readable = [sample for sample in samples if sample.source not in broken]
+def _summary(readable: list[Sample], target: Path, written: int) -> str:
     splits = Counter(sample.split for sample in readable)
     found = f"{written} written, {len(readable) - written} already there"
     if splits["unlabelled"]:
         return f"{target}: {counted(splits['unlabelled'], 'image')} without labels; {found}"
-    masked = samples[0].label is None
+    masked = readable[0].label is None
     classes = len({sample.label for sample in readable})
     what = "images with masks" if masked else f"images in {counted(classes, 'class', 'classes')}"
     return f"{target}: {splits['train']} training and {splits['validation']} validation {what}; {found}"
@@ -257,7 +294,6 @@ def _leave_out(target: Path, broken: dict[str, str]) -> list[str]:
     if not broken:
         file.unlink(missing_ok=True)
         return []
-    broken = {name: why.removeprefix(f"{name} ") for name, why in broken.items()}
     listed = "".join(f"{name}\t{why}\n" for name, why in broken.items())
     write_atomically(file, listed.encode(errors="surrogateescape"))
     lines = [f"{counted(len(broken), 'image')} could not be read; {file} lists what was skipped:"]

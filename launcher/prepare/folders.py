@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from launcher.prepare.processes import Advance, spread
-from launcher.prepare.samples import Encoding, Sample, encode
+from launcher.prepare.samples import Encoding, Sample, encode, reason
 
 AT_ONCE = 2000
 """Images of one task of a process."""
@@ -20,7 +20,7 @@ def write(
     """Write the images that do not exist yet.
 
     Returns:
-        The number of images written, and source -> error of broken ones.
+        The number of images written, and source -> reason of broken ones.
     """
     existing = {file.relative_to(target).as_posix() for file in target.rglob("*") if file.is_file()}
     missing = [sample for sample in samples if not existing.issuperset(paths(sample))]
@@ -46,7 +46,7 @@ def _write_all(target: Path, encoding: Encoding, samples: list[Sample], advance:
         try:
             files = encode(sample, encoding)
         except ValueError as error:
-            broken[sample.source] = str(error)
+            broken[sample.source] = reason(sample, error)
         else:
             for path, data in zip(paths(sample), files):
                 if data is not None:

@@ -9,8 +9,8 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from launcher.config.file_trees import image_endings, walk
 from launcher.config.issues import Issue, UserError, mistake
-from launcher.prepare.entry_rules import entry_rules
 from launcher.prepare.samples import KEPT, Sample
 
 LONGEST = 200
@@ -69,8 +69,8 @@ def _images_below(folder: Path, without: Iterable[str] = ()) -> Iterator[str]:
     Args:
         without: names of folders right in it that are left out too.
     """
-    left_out, endings = {*without}, entry_rules().folders.IMAGE_ENDINGS
-    for place, folders, files in os.walk(folder, followlinks=True):
+    left_out, endings = {*without}, image_endings()
+    for place, folders, files in walk(folder):
         left_out |= {"masks"} if {"images", "masks"} <= {*folders} else set()
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in left_out)
         left_out = set()

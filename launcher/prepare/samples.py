@@ -20,15 +20,11 @@ GREY = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N")
 """Pillow's modes without colour, which stay grey."""
 
 
-SPLITS = ("train", "validation", "unlabelled")
-"""Folders of a target."""
-
-
 class Sample(NamedTuple):
     """An image to write. It can be pickled."""
 
     split: str
-    """One of SPLITS."""
+    """One of `made_folders.SPLITS`."""
     label: str | None
     """Its class; None: it has a mask, or nobody labelled it."""
     stem: str
@@ -55,6 +51,16 @@ class Encoding:
     """Scale images down to this shorter side, in pixels; None: no scaling."""
     jpeg_quality: int = 95
     """Of scaled JPEG and WebP files."""
+
+
+def as_utf8(text: str) -> str:
+    """A text whose file names may hold bytes that are no UTF-8, such as \xff, with an escape for each: JSON and strict streams take it."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def reason(sample: Sample, error: ValueError) -> str:
+    """Why `encode` cannot read a sample, without the name of its source, which may be spelled otherwise the next time."""
+    return as_utf8(str(error).removeprefix(f"{sample.source} "))
 
 
 def encode(sample: Sample, encoding: Encoding) -> tuple[bytes, bytes | None]:

@@ -22,9 +22,10 @@ from pydantic import PositiveInt, TypeAdapter
 from typing_extensions import TypedDict
 
 from launcher.config.issues import UserError
+from launcher.planner.made_folders import SPLITS
 from launcher.prepare.entry_rules import entry_rules
 from launcher.prepare.processes import Advance, spread
-from launcher.prepare.samples import SPLITS, Encoding, Sample, encode
+from launcher.prepare.samples import Encoding, Sample, encode, reason
 from launcher.prepare.state import read_state
 from launcher.record.records import write_atomically, write_json
 
@@ -50,7 +51,8 @@ class RecordShape(TypedDict):
     labels: list[int]
     mask_offsets: list[int]
     mask_lengths: list[int]
-    broken: dict[str, str]
+    broken: dict[int, str]
+    """Index in the split -> why it cannot be read. No names: the next call may spell the source otherwise."""
 
 
 PLAN, RECORD = TypeAdapter(PlanShape), TypeAdapter(RecordShape)
@@ -76,7 +78,7 @@ def write(
         size: approximate bytes of a shard.
 
     Returns:
-        The number of images written, and source -> error of broken ones.
+        The number of images written, and source -> reason of broken ones.
     """
     classes = sorted({sample.label for sample in samples if sample.label is not None})
     (target / RECORDS).mkdir(exist_ok=True)
@@ -150,7 +152,7 @@ def _write_shard(target: Path, encoding: Encoding, classes: list[str], shard: _S
     file = target / shard.split / shard.name
     temporary = file.with_name(f".{file.name}.{os.getpid()}.part")
     columns: dict[str, list[int]] = {"offsets": [], "lengths": [], "labels": [], "mask_offsets": [], "mask_lengths": []}
-    broken: dict[str, str] = {}
+    broken: dict[int, str] = {}
     temporary.unlink(missing_ok=True)  # of a killed process, or a link
     with open(temporary, "xb") as opened:
         hashed = _Hashed(opened)
@@ -164,7 +166,7 @@ def _write_shard(target: Path, encoding: Encoding, classes: list[str], shard: _S
                 try:
                     image, mask = encode(sample, encoding)
                 except ValueError as error:
-                    broken[sample.source] = str(error)
+                    broken[index] = reason(sample, error)
                 else:
                     key = _key(index, sample)
                     columns["offsets"].append(_add(tar, key + sample.ending, image))
@@ -234,7 +236,7 @@ def _sha256(opened: IO[bytes]) -> str:
 
 
 def _write_index(target: Path, split: str, shards: list[_Shard], classes: list[str]) -> dict[str, str]:
-    """Write a split's index and classes from its shards' records. Returns source -> error of broken images."""
+    """Write a split's index and classes from its shards' records. Returns source -> reason of broken images."""
     import numpy as np
 
     rules, folder = entry_rules().shard_index, target / split
@@ -253,4 +255,8 @@ def _write_index(target: Path, split: str, shards: list[_Shard], classes: list[s
     rules.write_index(folder / rules.INDEX, index)
     if classes:
         write_atomically(folder / rules.CLASSES[0], "".join(f"{name}\n" for name in classes))
-    return {name: why for record in records for name, why in record["broken"].items()}
+    return {
+        shard.samples[index - shard.first].source: why
+        for shard, record in zip(shards, records)
+        for index, why in record["broken"].items()
+    }

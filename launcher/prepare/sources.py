@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher.config.file_trees import image_endings
 from launcher.config.issues import UserError, did_you_mean, mistake
-from launcher.prepare import cutouts, photos, shapes
-from launcher.prepare.entry_rules import entry_rules
+from launcher.prepare import cutouts, folders, photos, shapes
 from launcher.prepare.image_folders import held_out, image_folder, tree
 from launcher.prepare.samples import Sample
 
@@ -81,19 +81,21 @@ def find_samples(source: str, size: int | None, validation_fraction: float, unla
             "name a folder with images, in any tree"
             if unlabelled
             else "name a folder with one subfolder per class, or with images/ and masks/",
-            valid=", ".join(entry_rules().folders.IMAGE_ENDINGS),
+            valid=", ".join(image_endings()),
         )
     _require_names_of_their_own(samples)
     return samples
 
 
 def _require_names_of_their_own(samples: list[Sample]) -> None:
-    """Raise a UserError where two images would be written to one file, as x.jpg and x.JPG would."""
-    named: dict[tuple[str, str | None, str, str], str] = {}
+    """Raise a UserError where two images would be written to one file, as x.jpg and x.JPG would, or the masks of x.jpg and x.png."""
+    named: dict[str, str] = {}
     for sample in samples:
-        first = named.setdefault((sample.split, sample.label, sample.stem, sample.ending), sample.source)
-        if first is not sample.source:
-            raise mistake("SOURCE", f"{first} and {sample.source} would be written to one file", "rename one of them")
+        for path in folders.paths(sample):
+            first = named.setdefault(path, sample.source)
+            if first is not sample.source:
+                found = f"{first} and {sample.source} would be written to one file, {path}"
+                raise mistake("SOURCE", found, "rename one of them, and its mask where it has one")
 
 
 def _samples(source: str, size: int | None, validation_fraction: float) -> Iterable[Sample]:
@@ -246,10 +248,18 @@ def _idx(folder: Path, split: str, images_name: str, labels_name: str) -> Iterat
         raise mistake(
             "SOURCE", f"{folder}: {count} images and {label_count} labels in {split}", "download the files again"
         )
-    classes = FASHION_CLASSES if "fashion" in folder.as_posix() else [str(digit) for digit in range(256)]
+    classes = FASHION_CLASSES if _is_fashion(folder) else [str(digit) for digit in range(256)]
     for index in range(count):
         image = functools.partial(_idx_image, folder, images_name, index)
         yield Sample(split, classes[numbers[index]], f"{index:05d}", f"{images_name} {index}", image)
+
+
+def _is_fashion(folder: Path) -> bool:
+    """Whether a folder is Fashion-MNIST's by its own name, as fashion-mnist or torchvision's FashionMNIST/raw: folders above may have any.
+    https://github.com/pytorch/vision/blob/main/torchvision/datasets/mnist.py (raw_folder)"""
+    folder = folder.resolve()
+    named = folder.parent if folder.name == "raw" else folder
+    return "fashion" in named.name.lower()
 
 
 def _idx_image(folder: Path, name: str, index: int) -> Image:

@@ -9,14 +9,12 @@ from typing import TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from launcher.config.issues import mistake
+from launcher.planner.made_folders import Recorded
 from launcher.record.shapes import complaint
 
 State = TypeVar("State")
 
-WRITTEN = "images in "
-"""How the names of what a finished target says of its splits begin in prepared.json."""
-
-ARGUMENTS = TypeAdapter(dict[str, str | bool | int | float | None])
+ARGUMENTS = TypeAdapter(Recorded)
 """What prepared.json holds."""
 
 

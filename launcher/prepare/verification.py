@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 from pathlib import Path
+from typing import Any
 
 from launcher.config.issues import Issue, UserError, mistake
+from launcher.planner.made_folders import RECORD, SPLITS, Recorded, image_counts, not_finished
 from launcher.prepare.entry_rules import entry_rules
 from launcher.prepare.processes import Advance, available_cores, spread
-from launcher.prepare.samples import SPLITS
-from launcher.prepare.state import ARGUMENTS, WRITTEN, read_state
+from launcher.prepare.state import ARGUMENTS, read_state
 
 AT_ONCE = 500
 """Files of one task of a process."""
@@ -29,36 +30,12 @@ def verify(target: str | Path, *, jobs: int | None = None) -> str:
     """
     from tqdm import tqdm
 
-    target, rules = Path(target), entry_rules().shard_index
-    if not (target / "prepared.json").is_file():
+    target = Path(target)
+    if not (target / RECORD).is_file():
         why = "was not made by launcher prepare" if target.is_dir() else "is no folder"
         raise mistake("TARGET", f"{target} {why}", "name the folder that holds train/ or unlabelled/")
-    how = read_state(target / "prepared.json", target, ARGUMENTS) or {}
-    expected = {name: how[f"{WRITTEN}{name}"] for name in SPLITS if f"{WRITTEN}{name}" in how}
-    shards, files, problems = [], [], []
-    if not expected:
-        problems.append(f"{target} was not finished")
-    for split in (target / name for name in SPLITS if name in expected or (target / name).is_dir()):
-        if not how.get("shard_size"):
-            images = sorted(file for file in split.rglob("*") if file.suffix.lower() in IMAGES)
-            files += images
-            masks = sum((split / "masks") in file.parents for file in images) if (split / "images").is_dir() else 0
-            if len(images) - masks != expected.get(split.name, len(images) - masks):
-                problems.append(f"{split} has {len(images) - masks:,} images, {expected[split.name]:,} were written")
-        elif not (split / rules.INDEX).is_file():
-            problems.append(f"{split / rules.INDEX} is missing")
-        else:
-            try:
-                index = rules.read_index(split / rules.INDEX)
-            except ValueError as error:
-                problems.append(str(error))
-                continue
-            shards += [(split, name) for name in index.names]
-            problems += [
-                f"{split / name} is not in {rules.INDEX}"
-                for name in rules.find_shards(split)
-                if name not in index.names
-            ]
+    how = read_state(target / RECORD, target, ARGUMENTS) or {}
+    shards, files, problems = _listed(target, how)
     chunks = [files[first : first + AT_ONCE] for first in range(0, len(files), AT_ONCE)]
     seen = 0
     unreadable: list[str] = []
@@ -68,12 +45,49 @@ def verify(target: str | Path, *, jobs: int | None = None) -> str:
         for count, found in itertools.chain(in_shards, spread(_verify_files, chunks, jobs, bar.update)):
             seen, unreadable = seen + count, unreadable + found
     problems += sorted(unreadable)  # the processes finish in any order; two reports of one folder have to agree
-    if problems:
-        fix = "remove the named files and run launcher prepare again, which writes what is missing"
-        issues = [Issue(key="TARGET", found=problem, fix=fix) for problem in problems[:10]]
-        more = f", the first ten of {len(problems)}" if len(problems) > 10 else ""
-        raise UserError(issues, f"{target}{more}")
+    fix = "remove the named files and run launcher prepare again, which writes what is missing"
+    issues = [] if image_counts(how) else [not_finished("TARGET", target, how)]
+    issues += [Issue(key="TARGET", found=problem, fix=fix) for problem in problems]
+    if issues:
+        more = f", the first ten of {len(issues)}" if len(issues) > 10 else ""
+        raise UserError(issues[:10], f"{target}{more}")
     return f"{target}: {seen} images decoded" + (f", {len(shards)} shards with the right checksum" if shards else "")
+
+
+def _listed(target: Path, how: Recorded) -> tuple[list[tuple[Path, str]], list[Path], list[str]]:
+    """What there is to read: (split, name) of each shard, image files; and what is missing or too much."""
+    rules = entry_rules().shard_index
+    expected = image_counts(how)
+    shards: list[tuple[Path, str]] = []
+    files: list[Path] = []
+    problems: list[str] = []
+    for split in (target / name for name in SPLITS if name in expected or (target / name).is_dir()):
+        if how.get("shard_size"):
+            try:
+                index = _index(split)
+            except ValueError as error:
+                problems.append(str(error))
+                continue
+            shards += [(split, name) for name in index.names]
+            unknown = [name for name in rules.find_shards(split) if name not in index.names]
+            problems += [f"{split / name} is not in {rules.INDEX}" for name in unknown]
+            count = len(index)
+        else:
+            images = sorted(file for file in split.rglob("*") if file.suffix.lower() in IMAGES)
+            masks = sum((split / "masks") in file.parents for file in images) if (split / "images").is_dir() else 0
+            files += images
+            count = len(images) - masks
+        if count != expected.get(split.name, count):
+            problems.append(f"{split} has {count:,} images, {expected[split.name]:,} were written")
+    return shards, files, problems
+
+
+def _index(split: Path) -> Any:
+    """A split's ShardIndex. Raises ValueError where it is missing or damaged."""
+    rules = entry_rules().shard_index
+    if not (split / rules.INDEX).is_file():
+        raise ValueError(f"{split / rules.INDEX} is missing")
+    return rules.read_index(split / rules.INDEX)
 
 
 def _verify_shard(task: tuple[Path, str], advance: Advance) -> tuple[int, list[str]]:

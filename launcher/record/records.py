@@ -140,8 +140,13 @@ class RunFolder:
 
     @property
     def unpacked_model(self) -> Path:
-        """The model folder as a run on this machine left it on its first host."""
-        return self.host("algo-1") / "model"
+        """The model folder as a run on this machine left it on the first host that trained: its plan lists that one first, whatever
+        its number.
+
+        Raises:
+            DamagedRecord: the plan cannot be read.
+        """
+        return self.host(self.read(self.plan)["hosts"][0]["name"]) / "model"
 
     def host(self, host: str) -> Path:
         """The /opt/ml of a host."""

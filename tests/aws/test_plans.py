@@ -176,7 +176,7 @@ def test_two_links_to_one_folder_are_both_uploaded_and_a_cycle_is_not(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "real/1.jpg").write_bytes(b"12345")
     (tmp_path / "data").mkdir()
-    for name, target in {"train": "../real", "validation": "../real", "round": "."}.items():
+    for name, target in {"train": "../real", "validation": "../real", "round": ".", "up": ".."}.items():
         (tmp_path / "data" / name).symlink_to(target)
     found = [relative for relative, _ in upload._files(tmp_path / "data", "inputs.train")]
     assert found == ["train/1.jpg", "validation/1.jpg"]

@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 from training.data.broken import BrokenImages
 from training.data.decode.decoding import decode, read_file
 from training.data.loaders import open_loaders
-from training.data.sources.folders import LabelledFolder, find_images
+from training.data.sources.folders import LabelledFolder, UnlabelledFolder, find_images
 from training.data.views import HeldOutImages, open_data
 from training.distributed.world import World
 from training.runtime.failure import describe
@@ -82,6 +82,49 @@ def test_images_are_numbered_by_class_and_path_and_hidden_ones_are_left_out(tmp_
     found = [os.path.relpath(folder.name(number), tmp_path) for number in range(len(folder))]
     assert found == ["a/10.png", "a/2.png", "a/linked/deep/y.webp", "b/sub/deep/y.webp", "b/x.JPEG", "ünï 码/z.tif"]
     assert folder.classes == ["a", "b", "ünï 码"] and folder.labels.tolist() == [0, 0, 0, 1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("link", "target"),
+    [
+        ("a/all", "."),
+        ("a/deep/up", ".."),
+        ("b/classes", ".."),
+        ("b/channels", "../.."),
+        ("b/by_another_name", "../../../elsewhere/linked"),
+    ],
+)
+def test_a_link_to_a_folder_above_shows_no_image_twice(tmp_path, link, target):
+    channels = tmp_path / "channels"
+    for name in ("train/a/0.png", "train/a/deep/1.png", "train/b/2.png", "validation/a/3.png"):
+        (channels / name).parent.mkdir(parents=True, exist_ok=True)
+        (channels / name).touch()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/linked").symlink_to("../channels/train")
+    (channels / "train" / link).symlink_to(target)
+    expected = {"a": ["a/0.png", "a/deep/1.png"], "b": ["b/2.png"]}
+    for root in (channels / "train", tmp_path / "elsewhere/linked"):
+        assert find_images(root) == expected
+        folder = UnlabelledFolder(root)
+        assert [os.path.relpath(folder.name(index), root) for index in range(len(folder))] == [
+            file for files in expected.values() for file in files
+        ]
+
+
+def test_a_class_may_be_a_link_to_the_folder_of_all(tmp_path):
+    """As people make one class of a flat folder."""
+    (tmp_path / "0.png").touch()
+    (tmp_path / "all").symlink_to(".")
+    assert find_images(tmp_path) == {"all": ["all/0.png"]}
+
+
+def test_links_to_folders_that_show_each_other_end(tmp_path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.png").touch()
+    (tmp_path / "a/b").symlink_to("../b")
+    (tmp_path / "b/a").symlink_to("../a")
+    assert find_images(tmp_path) == {"a": ["a/a.png", "a/b/b.png"], "b": ["b/a/a.png", "b/b.png"]}
 
 
 def test_an_image_whose_name_is_no_text_is_read_all_the_same(tmp_path):

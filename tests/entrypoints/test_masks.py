@@ -332,6 +332,9 @@ def test_pairs_in_linked_folders_and_of_every_kind_of_image_are_found(tmp_path):
     for part in ("images", "masks"):
         (tmp_path / part / "more").symlink_to(tmp_path / "elsewhere" / part / "more")
     assert [image.name for image, _ in pair_up(tmp_path)] == ["b.gif", "a.bmp"]
+    for part in ("images", "masks"):
+        (tmp_path / part / "all").symlink_to(".")
+    assert [image.name for image, _ in pair_up(tmp_path)] == ["b.gif", "a.bmp"]
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from training.data.decode.decoding import BrokenImage
 from training.servers import pool as pool_module
-from training.servers.actor import ServerFailed
+from training.servers.actor import Opened, ServerFailed
 from training.servers.pool import NoServers
-from training.servers.proof import PROOF
+from training.servers.proof import PROOF, Proof
 from training.servers.stream import Stream
 
 from .test_server_pool import IMAGES, Threads, assert_same, channels, data, draws, local, other_images, pool, quick
@@ -205,3 +206,44 @@ def test_an_image_that_only_a_server_cannot_read_is_the_one_that_is_trained_on(c
     asked = pool(Threads(opened, collate), found, said)
     assert_same([*Stream(asked, draws(epochs=3))], local(found, draws(epochs=3)))
     assert asked.counts.alone > 0 and asked.counts.images > 0
+
+
+def test_a_server_is_not_at_fault_for_images_that_are_broken_everywhere(channels, tmp_path, monkeypatch, quick):
+    other = other_images(channels, tmp_path)
+    monkeypatch.setenv("SM_CHANNEL_TRAIN", str(other / "train"))
+    unmixed = {"mixup": 0.0, "cutmix": 0.0}
+    found, said = data(other, **unmixed), []
+    proven = {index for _, index in Proof(Opened(found.training, found.collate_training), None).draws()}
+    for index in {*range(0, IMAGES, 2)} - proven:
+        Path(found.training.source.name(index)).write_bytes(b"no image")
+    asked = pool(Threads(*found.elsewhere(), 1), found, said, go_on=False, patience=0.3)
+    assert_same([*Stream(asked, draws(epochs=3))], local(data(other, **unmixed), draws(epochs=3)))
+    assert asked.counts.images == 0 and asked.counts.alone == 3 * IMAGES, "every part holds a broken image"
+    assert asked.counts.failures == 0 and said == []
+
+
+def test_a_server_that_was_put_aside_may_fail_as_often_as_before(channels, quick, monkeypatch):
+    monkeypatch.setattr(pool_module, "QUEUED", 0)  # one part at a time
+    found = data(channels)
+
+    class Unreadable:
+        def __len__(self):
+            return IMAGES
+
+        def listing(self):
+            return found.training.listing()
+
+        def begin_batch(self, keys):
+            if len(keys) > PROOF:
+                raise OSError("Input/output error")
+            return found.training.begin_batch(keys)
+
+    servers = Threads(Unreadable(), found.collate_training, 1)
+    asked = pool(servers, found, [], patience=0.2)
+    made = []
+    for batch in Stream(asked, draws(epochs=4)):
+        made.append(batch)
+        time.sleep(0.05)  # it is asked again meanwhile
+    assert_same(made, local(found, draws(epochs=4)))
+    parts_asked = sum(count > PROOF for _, count in servers.asked)
+    assert 2 <= asked.counts.failures <= parts_asked // pool_module.IN_A_ROW

@@ -240,6 +240,22 @@ def test_init_writes_a_config_for_a_folder_of_images_that_runs_as_it_is(typed):
     assert ran.returncode == 0 and "Completed" in ran.stdout, ran.stdout + ran.stderr
 
 
+def test_init_counts_the_images_that_the_scripts_find_in_linked_folders_and_of_every_kind(tmp_path):
+    for name in ("cats/0.gif", "cats/1.JPG", "dogs/2.gif"):
+        file = tmp_path / "elsewhere" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    (tmp_path / "pets").mkdir()
+    for name in ("cats", "dogs"):
+        (tmp_path / "pets" / name).symlink_to(tmp_path / "elsewhere" / name)
+    (tmp_path / "elsewhere/dogs/all").symlink_to(".")
+    found = starter.look_at_images(tmp_path / "pets")
+    assert (found.classes, found.count) == (2, 3)
+    with pytest.raises(launcher.UserError, match=r"valid: .*\.gif"):
+        (tmp_path / "empty").mkdir()
+        starter.look_at_images(tmp_path / "empty")
+
+
 def test_what_init_leaves_as_comments_for_sagemaker_is_all_that_sagemaker_needs(typed):
     images(typed.here / "pets")
     assert typed("init", "pets.yaml", "--images", "pets").returncode == 0

@@ -12,7 +12,7 @@ import pytest
 import launcher
 from launcher.backends import BACKENDS
 from launcher.config.entrypoints import entrypoints_folder
-from launcher.planner import source_package, validation
+from launcher.planner import made_folders, source_package
 from launcher.prepare import published_weights
 from tests.conftest import write_batch
 from tests.launcher.test_store import recorded
@@ -223,7 +223,7 @@ def test_a_folder_that_the_kit_cannot_make_is_named_without_a_command(script_job
 
 
 def test_commands_that_validation_names_do_what_it_says():
-    assert {*validation.WEIGHTS} == {*published_weights.KNOWN}
+    assert {*made_folders.WEIGHTS} == {*published_weights.KNOWN}
 
 
 def test_an_empty_folder_is_no_input(tmp_path, script_job):

@@ -126,17 +126,23 @@ def test_another_source_gives_the_images_to_train_on_without_labels(tmp_path):
         prepare(str(tmp_path / "empty"), tmp_path / "none", unlabelled=True)
 
 
-def test_files_that_are_no_images_are_named_and_left_out(tmp_path):
-    write_images(
-        tmp_path / "in", *(f"a/{number}.png" for number in range(6)), *(f"b/{number}.jpg" for number in range(6))
-    )
-    (tmp_path / "in/a/empty.png").touch()
-    (tmp_path / "in/a/text.jpg").write_text("not an image")
-    whole = (tmp_path / "in/b/0.jpg").read_bytes()
-    (tmp_path / "in/b/cut.jpg").write_bytes(whole[: len(whole) // 2])
-    words = prepare(str(tmp_path / "in"), tmp_path / "out")
-    assert "3 images could not be read" in words and all(name in words for name in ("empty.png", "text.jpg", "cut.jpg"))
-    assert len(tree(tmp_path / "out")) == 12
+@pytest.mark.parametrize("how", [{}, {"shard_size": "1MB"}])
+@pytest.mark.parametrize("folder", ["in", os.fsdecode(b"in \xff")])
+def test_files_that_are_no_images_are_named_and_left_out(tmp_path, folder, how):
+    """Whatever their names: those of old cameras and archives are often no UTF-8."""
+    source, odd = tmp_path / folder, os.fsdecode(b"empty \xe9.png")
+    write_images(source, *(f"a/{number}.png" for number in range(6)), *(f"b/{number}.jpg" for number in range(6)))
+    (source / "a" / odd).touch()
+    (source / "a/text.jpg").write_text("not an image")
+    whole = (source / "b/0.jpg").read_bytes()
+    (source / "b/cut.jpg").write_bytes(whole[: len(whole) // 2])
+    for written in (12, 0):
+        words = prepare(str(source), tmp_path / "out", **how)
+        assert f"; {written} written, {12 - written} already there\n3 images could not be read" in words
+        assert all(f"/{name}: cannot be read" in words for name in (r"a/empty \xe9.png", "a/text.jpg", "b/cut.jpg"))
+        listed = {line.split(b"\t")[0] for line in (tmp_path / "out/broken.txt").read_bytes().splitlines()}
+        assert listed == {os.fsencode(source / name) for name in (f"a/{odd}", "a/text.jpg", "b/cut.jpg")}
+    assert "12 images decoded" in verify(tmp_path / "out")
 
 
 def test_postscript_under_an_images_name_is_left_out_and_not_run(tmp_path, monkeypatch):
@@ -180,11 +186,16 @@ def test_each_class_keeps_images_on_both_sides_of_the_split(tmp_path):
     assert "2 training and 3 validation" in prepare(str(tmp_path / "in"), tmp_path / "out", validation_fraction=0.9)
 
 
-def test_the_same_folder_named_otherwise_is_the_same_source(tmp_path, monkeypatch):
+@pytest.mark.parametrize("how", [{}, {"shard_size": "1MB"}])
+def test_the_same_folder_named_otherwise_is_the_same_source(tmp_path, monkeypatch, how):
     write_images(tmp_path / "in", "a/1.png", "a/2.png", "b/1.png", "b/2.png")
-    prepare(str(tmp_path / "in"), tmp_path / "out")
+    (tmp_path / "in/b/broken.png").touch()
+    prepare(str(tmp_path / "in"), tmp_path / "out", **how)
+    made = (tmp_path / "out/prepared.json").read_text()
     monkeypatch.chdir(tmp_path)
-    assert "0 written, 4 already there" in prepare("./in", "out")
+    words = prepare("./in", "out", **how)
+    assert "0 written, 4 already there" in words and "\n  in/b/broken.png: cannot be read" in words
+    assert (tmp_path / "out/prepared.json").read_text() == made and "4 images decoded" in verify(tmp_path / "out")
 
 
 def nasty_images(folder) -> list[str]:
@@ -311,6 +322,17 @@ def test_what_is_hidden_is_no_image_and_links_are_followed(tmp_path):
     assert "5 images without labels" in prepare(str(source), tmp_path / "plain", unlabelled=True)
 
 
+@pytest.mark.parametrize(
+    ("link", "target"), [("train/cat/all", "."), ("train/dog/classes", ".."), ("validation/cat/splits", "../..")]
+)
+def test_a_link_to_a_folder_above_multiplies_no_image_and_brings_none_into_validation(tmp_path, link, target):
+    source = tmp_path / "source"
+    write_images(source, "train/cat/a.png", "train/dog/b.png", "validation/cat/c.png", "validation/dog/d.png")
+    (source / link).symlink_to(target)
+    assert ": 2 training and 2 validation images in 2 classes;" in prepare(str(source), tmp_path / "out")
+    assert ": 2 images without labels" in prepare(str(source), tmp_path / "plain", unlabelled=True)
+
+
 def test_hidden_folders_beside_images_and_masks_change_nothing_and_others_are_named(tmp_path):
     source = tmp_path / "source"
     write_images(source, *(f"images/{number}.png" for number in range(4)))
@@ -338,6 +360,15 @@ def test_a_folder_of_a_drawn_sources_name_is_a_tree_too(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("how", [{}, {"shard_size": "20KB"}])
+def test_verification_compares_how_many_images_there_are_with_the_record(tmp_path, how):
+    prepare("digits", tmp_path, **how)
+    record = tmp_path / "prepared.json"
+    record.write_text(record.read_text().replace('"images in train": 1347', '"images in train": 1348'))
+    with pytest.raises(launcher.UserError, match="train has 1,347 images, 1,348 were written"):
+        verify(tmp_path)
+
+
+@pytest.mark.parametrize("how", [{}, {"shard_size": "20KB"}])
 def test_verification_misses_what_is_gone(tmp_path, how):
     prepare("digits", tmp_path, **how)
     verify(tmp_path)
@@ -349,5 +380,5 @@ def test_verification_misses_what_is_gone(tmp_path, how):
 def test_verification_says_that_a_preparation_was_not_finished(tmp_path, monkeypatch):
     monkeypatch.setattr(launcher.prepare, "_finish", lambda *_: None)
     prepare("digits", tmp_path)
-    with pytest.raises(launcher.UserError, match="was not finished"):
+    with pytest.raises(launcher.UserError, match="was not finished\n.*: launcher prepare digits "):
         verify(tmp_path)

@@ -26,10 +26,30 @@ def test_idx_files_become_folders_with_their_own_split(tmp_path, zipped):
     write_idx(source, "train-images-idx3-ubyte", bytes(range(12)) * 2, 6, 2, 2, zipped=zipped)
     write_idx(source, "train-labels-idx1-ubyte", bytes([0, 1, 2, 3, 4, 9]), 6, zipped=zipped)
     write_idx(source, "t10k-images-idx3-ubyte", bytes(range(8)), 2, 2, 2, zipped=zipped)
-    write_idx(source, "t10k-labels-idx1-ubyte", bytes([5, 6]), 2, zipped=zipped)
-    assert "6 training and 2 validation images in 8 classes" in prepare(str(source), tmp_path / "out")
+    write_idx(source, "t10k-labels-idx1-ubyte", bytes([3, 4]), 2, zipped=zipped)
+    assert "6 training and 2 validation images in 6 classes" in prepare(str(source), tmp_path / "out")
     assert Image.open(tmp_path / f"out/train/{FASHION_CLASSES[1]}/00001.png").tobytes() == bytes([4, 5, 6, 7])
-    assert (tmp_path / f"out/validation/{FASHION_CLASSES[6]}/00001.png").is_file()
+    assert (tmp_path / f"out/validation/{FASHION_CLASSES[4]}/00001.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("folder", "inside", "classes"),
+    [
+        ("fashion-x/mnist", "", ["0", "1", "2"]),
+        ("fashion-x/MNIST/raw", "", ["0", "1", "2"]),
+        ("data/FashionMNIST/raw", "", sorted(FASHION_CLASSES[:3])),
+        ("data/fashion-mnist", "data/fashion-mnist", sorted(FASHION_CLASSES[:3])),
+    ],
+)
+def test_fashion_mnist_is_known_by_its_own_folder_and_not_by_those_above(
+    tmp_path, monkeypatch, folder, inside, classes
+):
+    for split in ("train", "t10k"):
+        write_idx(tmp_path / folder, f"{split}-images-idx3-ubyte", bytes(12), 3, 2, 2)
+        write_idx(tmp_path / folder, f"{split}-labels-idx1-ubyte", bytes([0, 1, 2]), 3)
+    monkeypatch.chdir(tmp_path / inside)
+    prepare("." if inside else folder, tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out/train").iterdir()) == classes
 
 
 def test_a_cut_idx_file_is_refused(tmp_path):

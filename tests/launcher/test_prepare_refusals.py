@@ -121,19 +121,21 @@ def test_a_source_of_which_nothing_can_be_read_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("how", [{}, {"shard_size": "100KB"}])
-def test_a_class_of_which_nothing_can_be_read_is_refused_before_the_target_is_finished(tmp_path, how):
+def test_a_class_of_which_nothing_can_be_read_is_refused_before_the_target_is_finished(tmp_path, monkeypatch, how):
     write_images(tmp_path / "in", "b/1.png", "c/1.png", "c/2.png")
     for name in ("x.jpg", "y.jpg"):
         (tmp_path / "in/a").mkdir(exist_ok=True)
         (tmp_path / "in/a" / name).write_text("garbage")
     target = tmp_path / "a folder"
-    with pytest.raises(launcher.UserError) as error:
-        prepare(str(tmp_path / "in"), target, validation_fraction=0.5, **how)
-    [issue] = error.value.issues
-    assert issue.found == f"{tmp_path / 'in'}: of class a, 0 of 1 training image can be read"
-    assert f"{target}/broken.txt lists" in issue.fix and f"rm -r '{target}'" in issue.fix
-    with pytest.raises(launcher.UserError, match="was not finished"):
-        verify(target)
+    monkeypatch.chdir(tmp_path)
+    for source in ("in", str(tmp_path / "in")):
+        with pytest.raises(launcher.UserError) as error:
+            prepare(source, target, validation_fraction=0.5, **how)
+        [issue] = error.value.issues
+        assert issue.found == f"{source}: of class a, 0 of 1 training image can be read"
+        assert f"{target}/broken.txt lists" in issue.fix and f"rm -r '{target}'" in issue.fix
+        with pytest.raises(launcher.UserError, match="was not finished"):
+            verify(target)
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
@@ -156,6 +158,35 @@ def test_a_source_that_holds_nothing_out_gets_a_warning_and_one_without_training
     (tmp_path / "held/train").mkdir()
     with pytest.raises(launcher.UserError, match="no training images beside the validation images"):
         prepare(str(tmp_path / "held"), tmp_path / "other")
+
+
+@pytest.mark.parametrize("how", [{}, {"shard_size": "100KB"}])
+def test_a_class_that_only_the_held_out_images_have_is_refused_before_anything_is_written(tmp_path, how):
+    write_images(
+        tmp_path / "in", *(f"train/{label}/1.png" for label in "ab"), *(f"val/{label}/2.png" for label in "abc")
+    )
+    with pytest.raises(launcher.UserError, match="in: validation images and no training images of class c\n"):
+        prepare(str(tmp_path / "in"), tmp_path / "out", **how)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ({}, "a run refuses folders of different classes"),
+        ({"shard_size": "100KB"}, "no evaluation shows how well it is learned"),
+    ],
+)
+def test_a_class_of_which_nothing_is_held_out_gets_a_warning(tmp_path, how, why):
+    """A class of one image, and one whose held-out image is broken."""
+    write_images(tmp_path / "in", "a/1.png", "a/2.png", "rare/1.png")
+    words = prepare(str(tmp_path / "in"), tmp_path / "out", **how)
+    assert f"\nwarning: no validation images of class rare: {why}; add images of each class, or remove it;" in words
+    write_images(tmp_path / "split", *(f"{part}/{label}/1.png" for part in ("train", "val") for label in "abc"))
+    for label in "bc":
+        (tmp_path / "split/val" / label / "1.png").write_text("garbage")
+    words = prepare(str(tmp_path / "split"), tmp_path / "out of split", **how)
+    assert f"\nwarning: no validation images of 2 classes: b, c: {why}" in words
 
 
 def test_an_empty_folder_and_a_file_as_target_are_refused(tmp_path):
@@ -187,6 +218,15 @@ def test_two_images_for_one_file_are_named(tmp_path):
     write_images(tmp_path / "source", "train/cat/x.jpg", "train/cat/x.JPG", "val/cat/x.jpg")
     with pytest.raises(launcher.UserError, match=r"cat/x\.\w+ and .*cat/x\.\w+ would be written to one file"):
         prepare(str(tmp_path / "source"), tmp_path / "out")
+
+
+def test_two_images_that_would_share_one_mask_are_named(tmp_path):
+    write_images(tmp_path / "in", *(f"train/{kind}/{name}.png" for kind in ("images", "masks") for name in "ab"))
+    write_images(tmp_path / "in", "val/images/a.png", "val/masks/a.png", "train/images/a.jpg")
+    with pytest.raises(
+        launcher.UserError, match=r"images/a.jpg and .*images/a.png would .* one file, train/masks/a.png\n"
+    ):
+        prepare(str(tmp_path / "in"), tmp_path / "out")
 
 
 def test_a_split_of_which_a_half_is_missing_is_no_class(tmp_path):

@@ -162,6 +162,15 @@ def test_damaged_records_of_shards_are_named_or_written_again(tmp_path, text):
         verify(target)
 
 
+def test_a_record_that_names_broken_images_by_path_is_made_again(tmp_path):
+    """As records did before the source could be spelled otherwise: no image would be found by it."""
+    source, record = photos(tmp_path / "in", 12), tmp_path / "out/.shards/train-00000.tar.json"
+    prepare(str(source), tmp_path / "out", shard_size="1MB")
+    record.write_text(json.dumps({**json.loads(record.read_text()), "broken": {"in/class 0/1.jpg": "no image"}}))
+    assert "9 written, 3 already there" in prepare(str(source), tmp_path / "out", shard_size="1MB")
+    assert json.loads(record.read_text())["broken"] == {}
+
+
 def test_no_list_of_classes_is_written_through_a_planted_link(tmp_path):
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "out/train").mkdir(parents=True)

@@ -270,12 +270,13 @@ def test_odd_outputs_cost_neither_the_record_nor_the_store(script_job):
         target = pathlib.Path(os.environ["SM_OUTPUT_DIR"], "weights.bin")
         target.write_text("weights")
         os.symlink(target, os.path.join(os.environ["SM_MODEL_DIR"], "best.bin"))
+        os.symlink(".", os.path.join(os.environ["SM_MODEL_DIR"], "latest"))
         """
     )))  # fmt: skip
     assert run.wait(60) == "Completed"
     assert run.metrics() == [{"step": 1}, {"step": 2}] and run.result() == {}
     with tarfile.open(run.folder.model) as archive:
-        assert archive.extractfile("best.bin").read() == b"weights"
+        assert archive.getnames() == ["best.bin"] and archive.extractfile("best.bin").read() == b"weights"
     (run.folder.path.parent / "foreign").mkdir()
     (run.folder.path.parent / "foreign/code").write_text("no run's")
     assert [item.name for item in launcher.runs()] == [run.name]

@@ -38,12 +38,12 @@ def test_a_run_of_a_folder_with_a_changed_secret_file_keeps_none_of_it(script_jo
     job = script_job("print('ran')")
     write(Path(job.source), {".env": "A=1"})
     commit(Path(job.source))
-    write(Path(job.source), {".env": "A=private", "script.py": "print('changed')\n"})
+    write(Path(job.source), {".env": "A=of-nobody-else", "script.py": "print('changed')\n"})
     run = launcher.run(launcher.plan(job))
     assert run.wait(60) == "Completed"
     assert b"changed" in run.folder.git_patch.read_bytes()
     assert run.folder.read(run.folder.git)["left_out"] == {".env": source_package.SECRET_BY_NAME}
-    assert not any(file.is_file() and b"private" in file.read_bytes() for file in run.folder.path.rglob("*"))
+    assert not any(file.is_file() and b"of-nobody-else" in file.read_bytes() for file in run.folder.path.rglob("*"))
 
 
 def configure(folder: Path, **settings: str) -> None:

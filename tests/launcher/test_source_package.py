@@ -311,6 +311,19 @@ def test_a_script_that_names_the_channels_variable_needs_no_word_of_its_data(sou
     assert "SM_CHANNEL_VALIDATION" in issue.fix, "it may read the other one where it lies"
 
 
+@pytest.mark.parametrize("own", [None, "training/own.py", "training.py"])
+def test_the_kits_package_travels_beside_a_folder_of_data_with_its_name_and_not_beside_a_module(source, own):
+    shutil.rmtree(source / "training")
+    write(source, {"train.py": "import training.settings; 'SM_CHANNEL_TRAINING'", "training/a/1.jpg": "x"})
+    write(source, {own: ""} if own else {})
+    job = job_with_inputs(source, training={"folder": str(source / "training")})
+    files, issues = source_package.source_files(source, job)
+    paths = {file.path for file in files}
+    assert ("training/settings/__init__.py" in paths) == (own is None) == (source_package.COMMIT_FILE in paths)
+    assert own is None or own in paths
+    assert "training/a/1.jpg" not in paths and issues == []
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_no_backend_packages_the_jobs_own_inputs(source, backend):
     write(source, {"images/a/1.jpg": "x"})

@@ -163,6 +163,20 @@ def test_one_student_of_a_run_is_anothers_input_and_one_that_it_has_not_trained_
     assert (run.folder.host("algo-1") / "output/data/seen/config.json").read_text() == '{"architecture": "wide"}'
 
 
+def test_a_student_is_found_on_the_host_that_trained_whatever_its_number(script_job, tmp_path):
+    """Preprocessing hosts come first, and write no model."""
+    ends = "import os\nif os.environ['SM_CURRENT_INSTANCE_GROUP'] == 'cpus': raise SystemExit\n"
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/train_kd.py").write_text(ends + textwrap.dedent(SCRIPT))
+    groups = [{"name": name, "instance_type": "ml.c5.xlarge", "instance_count": 1} for name in ("cpus", "gpus")]
+    compute = {"instance_groups": groups, "training_groups": ["gpus"]}
+    job = {"name": "many", "script": "train_kd.py", "compute": compute, "hyperparameters": {"students": TWO}}
+    many = ran(script_job("", **job))
+    planned = launcher.plan(script_job(SCRIPT, name="next", inputs={"teacher": {"run": "many", "student": "wide"}}))
+    assert planned.errors == ()
+    assert planned.channels["teacher"] == str(many.folder.host("algo-2") / "model/wide")
+
+
 def test_what_another_script_calls_students_is_not_asked_for(script_job):
     ran(script_job(SCRIPT, name="school", hyperparameters={"students": TWO}))
     assert not launcher.plan(script_job(SCRIPT, name="next", inputs={"teacher": {"run": "school"}})).errors

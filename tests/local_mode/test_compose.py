@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import launcher
-from launcher.backends import compose, docker, host_folders, local_hosts
+from launcher.backends import compose, docker, docker_engine, host_folders, local_hosts, supervision
+from launcher.record.records import RunFolder
+from tests.launcher.test_students import SCRIPT, TWO, ran
 
 FOLDER = Path("/runs/it's $1/test-run")
 LIMITS = compose.Limits(memory_mb=4096, shm_mb=2048, processes=512)
@@ -162,3 +165,23 @@ def test_gpus_are_shared_out_and_the_kits_own_cpu_image_gets_none(script_job, mo
         [{"driver": "nvidia", "device_ids": ["2", "3"], "capabilities": ["gpu"]}],
     ]
     assert docker.gpus(script_job("print(1)", **values)) == ()
+
+
+def test_a_student_of_an_earlier_run_is_a_channel_of_its_own_folder(script_job, tmp_path, monkeypatch, no_gpus):
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/train_kd.py").write_text(textwrap.dedent(SCRIPT))
+    many = ran(script_job(SCRIPT, name="many", script="train_kd.py", hyperparameters={"students": TWO}))
+    job = script_job("print(1)", inputs={"teacher": {"run": "many", "student": "wide"}})
+    plan = launcher.plan(job, on="docker")
+    [(place, target)] = compose.channel_mounts(plan, plan.hosts[0])
+    assert (place, target) == (many.folder.host("algo-1") / "model/wide", "/opt/ml/input/data/teacher")
+    engine = docker_engine.Engine("1", ("docker", "compose"), "2", tmp_path, rootless=False, nvidia=False)
+    monkeypatch.setattr(docker_engine, "look", lambda: (engine, []))
+    monkeypatch.setattr(docker_engine, "find_image", lambda image: {"Id": "x"})
+    monkeypatch.setattr(docker, "sweep", lambda: None)
+    monkeypatch.setattr(supervision, "start_supervisor", lambda *given: None)
+    folder = RunFolder(tmp_path / "runs" / plan.name)
+    folder.path.mkdir(parents=True)
+    docker.Docker().start(plan, folder, 0, None)
+    point = folder.host("algo-1") / "input/data/teacher"
+    assert point.is_dir() and not any(point.iterdir()), "the engine mounts the student's folder there"

@@ -10,7 +10,8 @@ from typing import Protocol
 from training.data.decode.decoding import read_file
 from training.data.orders import FreeOrder
 from training.data.sources.channels import Digested, has_shards, shard_reading
-from training.data.sources.folders import IMAGE_ENDINGS, digest_of_sizes
+from training.data.sources.file_trees import IMAGE_ENDINGS, walk
+from training.data.sources.folders import digest_of_sizes
 from training.data.sources.shards import ShardFiles
 from training.settings.scripts import TrainingSettings
 
@@ -111,7 +112,7 @@ def pair_up(root: Path) -> list[tuple[Path, Path]]:
 def _by_stem(folder: Path, endings: tuple[str, ...]) -> dict[str, list[Path]]:
     """Files below a folder by path without ending; links are followed, and hidden ones left out."""
     found: dict[str, list[Path]] = {}
-    for place, folders, files in os.walk(folder, followlinks=True):
+    for place, folders, files in walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(files):
             file = Path(place, name)

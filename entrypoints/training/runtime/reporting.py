@@ -61,8 +61,12 @@ def metric_line(epoch: int, epochs: int, step: int, steps: int, values: Mapping[
 
 
 def write_line(text: str) -> None:
-    """One write a line: the toolkit reads the stream in chunks, and a line in two writes can arrive as two."""
-    sys.stdout.write(text + "\n")
+    """One write a line: the toolkit reads the stream in chunks, and a line in two writes can arrive as two.
+
+    A file's name may hold what the stream cannot encode. An escape stands for it: a name must not end a run.
+    """
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
     sys.stdout.flush()
 
 

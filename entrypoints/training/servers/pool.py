@@ -43,7 +43,8 @@ LOOKS = 50.0
 """Such looks a second that the head answers in all: where there are more processes than that allows, each looks more rarely."""
 
 IN_A_ROW = 3
-"""Parts that a server could not make, one after another, from which it is put aside: one alone may hold a broken image."""
+"""Parts that a server could not make and this process then could, one after another, from which it is put aside: one alone may be an
+episode."""
 
 
 class Servers(Protocol):
@@ -104,7 +105,7 @@ class _Server:
     failed: int = 0
     """Times in a row that it was put aside."""
     unmade: int = 0
-    """Parts in a row that it could not make."""
+    """Parts in a row that it could not make and this process could, since it was last put aside."""
     until: float = 0.0
     """It is not asked before."""
     seconds: float | None = None
@@ -148,6 +149,8 @@ class Pool:
         self.threads, self.device, self.counts = threads, device, Counts()
         self.waiting: deque[PendingPart] = deque()
         """Parts that nobody makes yet."""
+        self._unmade: dict[PendingPart, list[tuple[_Server, PartFailed]]] = {}
+        """Parts that this process makes since servers could not: which, and why."""
         self._ask, self._opened, self._go_on, self._say = servers, opened, go_on, say
         self._patience, self._first_patience, self._teacher = patience, first_patience, teacher
         self._servers: dict[str, _Server] = {}
@@ -206,7 +209,7 @@ class Pool:
         """Take what servers have made, and wait no longer for it; what a server lost waits again. Returns parts that one could not make."""
         requests = {ticket: server for server in self._servers.values() for ticket in server.asked}
         proofs = {server.proof: server for server in self._servers.values() if server.proof is not None}
-        unmade = []
+        unmade: list[PendingPart] = []
         for ticket in self._ask.done([*requests, *proofs], seconds):
             if ticket in proofs:
                 self._compare(proofs[ticket])
@@ -221,10 +224,9 @@ class Pool:
             except PartFailed as error:
                 del server.asked[ticket]
                 part.at.discard(server.name)
-                unmade.append(part)
-                server.unmade += 1
-                if server.unmade >= IN_A_ROW:
-                    self._put_aside(server, error)
+                if not part.there:
+                    unmade.append(part)
+                    self._unmade.setdefault(part, []).append((server, error))
                 continue
             except ServerFailed as error:
                 self._fail(server, error)
@@ -284,7 +286,11 @@ class Pool:
         return made(self._opened, draws, self._teacher)
 
     def made_here(self, part: PendingPart, found: Part) -> None:
-        """Take a part that this process made."""
+        """Take a part that this process made. Servers that could not are at fault only if it replaced no image, which fails anywhere."""
+        could_not = self._unmade.pop(part, [])
+        if could_not and _is_as_drawn(part, found):
+            for server, error in could_not:
+                self._charge(server, error)
         if not part.there:
             part.batch.receive(part, found)
             self.counts.alone += len(part.draws)
@@ -292,6 +298,7 @@ class Pool:
     def forget(self) -> None:
         """An iteration is over: what is still asked for is not waited for."""
         self.waiting.clear()
+        self._unmade.clear()
         for server in self._servers.values():
             server.asked.clear()
 
@@ -337,8 +344,15 @@ class Pool:
         server.asked.clear()
         server.proof = None
 
+    def _charge(self, server: _Server, error: PartFailed) -> None:
+        """Count a part that a server should have made; from IN_A_ROW on, put it aside."""
+        server.unmade += 1
+        if server.unmade >= IN_A_ROW:
+            self._put_aside(server, error)
+
     def _put_aside(self, server: _Server, error: Exception) -> None:
         """Ask a server nothing for a while."""
+        server.unmade = 0  # after it, one part says as little as before
         if time.monotonic() < server.until:
             return  # for the same cause
         self.counts.failures += 1
@@ -387,6 +401,12 @@ class Pool:
 def look_seconds(processes: int) -> float:
     """Between two looks of one of a job's training processes."""
     return max(LOOK_SECONDS, processes / LOOKS)
+
+
+def _is_as_drawn(part: PendingPart, found: Part) -> bool:
+    """Whether a part holds the very images that were drawn, and none in the place of a broken one."""
+    indices: list[int] = found.fields[found.batch._fields.index("indices")].tolist()
+    return indices == [index for _, index in part.draws]
 
 
 def _place(server: _Server) -> str:

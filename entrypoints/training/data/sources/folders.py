@@ -12,8 +12,7 @@ import numpy as np
 
 from training.data.decode.decoding import read_file
 from training.data.orders import FreeOrder
-
-IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+from training.data.sources.file_trees import IMAGE_ENDINGS, walk
 
 CALLS_AT_ONCE = 16
 """Threads that list folders, or ask for the sizes of files: a network's file system answers late, at no cost to the CPU."""
@@ -145,7 +144,7 @@ def find_images(root: Path) -> dict[str, list[str]]:
 
 def _images_below(root: Path, name: str = "") -> Iterator[str]:
     """Paths from the root, of a folder there or of all, without hidden ones."""
-    for folder, subfolders, files in os.walk(root / name, followlinks=True):
+    for folder, subfolders, files in walk(root / name):
         subfolders[:] = [subfolder for subfolder in subfolders if not subfolder.startswith(".")]
         inside = os.path.relpath(folder, root)
         for file in files:

@@ -1,0 +1,55 @@
+"""Trees of files: which of them are images, and the walk that every reader of a tree takes.
+
+Standard library only: the launcher uses it too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+
+Identity = tuple[int, int]
+"""Of a folder, by whatever path it is reached: device and inode."""
+
+
+def walk(root: Path, onerror: Callable[[OSError], None] | None = None) -> Iterator[tuple[str, list[str], list[str]]]:
+    """os.walk that follows links, but for those that lead up to a folder in which they lie.
+
+    Such a link, `class/all -> .` or `class/up -> ..`, shows each file below it again, some 40 times until the system refuses the path,
+    and files beside the root. One to any other folder is followed, as often as there are such links.
+
+    Args:
+        root: walked whatever it is, a link too.
+        onerror: is called with the error of a folder that cannot be listed, which is left out. None: nothing is.
+
+    Yields:
+        (folder, its folders, its files) from the root down. A folder that is removed from the second is not walked.
+    """
+    above = {os.fspath(root): _identities([root, *_parents(root)])}
+    """Folder -> itself and all that it lies in."""
+    for place, folders, files in os.walk(root, onerror=onerror, followlinks=True):
+        around = above.pop(place)
+        own = {name: _identities([os.path.join(place, name)]) for name in folders}
+        folders[:] = [name for name in folders if around.isdisjoint(own[name])]
+        yield place, folders, files
+        above |= {os.path.join(place, name): around | own[name] for name in folders}
+
+
+def _parents(folder: Path) -> set[Path]:
+    """What a folder lies in, by the path that names it and by the one without links."""
+    return {*Path(os.path.abspath(folder)).parents, *Path(os.path.realpath(folder)).parents}
+
+
+def _identities(folders: Iterable[str | Path]) -> frozenset[Identity]:
+    """Of those folders that the system says something about: of another, os.walk reports the error."""
+    found = set()
+    for folder in folders:
+        try:
+            facts = os.stat(folder)
+        except OSError:
+            continue
+        found.add((facts.st_dev, facts.st_ino))
+    return frozenset(found)

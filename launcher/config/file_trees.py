@@ -1,0 +1,35 @@
+"""The scripts' own walk through folders and what they call an image, for the launcher: entrypoints/training/data/sources/file_trees.py."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from launcher.config.entrypoints import kit_modules
+
+_LOADING = threading.Lock()  # several threads of the emulator pack models, and an import changes what all of them share
+
+
+def image_endings() -> tuple[str, ...]:
+    """How the name of an image ends, in small letters."""
+    endings: tuple[str, ...] = _module().IMAGE_ENDINGS
+    return endings
+
+
+def walk(root: Path, onerror: Callable[[OSError], None] | None = None) -> Iterator[tuple[str, list[str], list[str]]]:
+    """As os.walk, but links are followed, except those that lead up to a folder in which they lie."""
+    yield from _module().walk(root, onerror)
+
+
+def _module() -> Any:
+    with _LOADING:
+        return _loaded()
+
+
+@functools.cache
+def _loaded() -> Any:
+    with kit_modules("training.data.sources.file_trees") as (module,):
+        return module
