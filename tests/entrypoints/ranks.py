@@ -84,15 +84,21 @@ def torchrun_environments(size: int) -> list[dict[str, str]]:
     return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
 
 
+_GIVEN: set[int] = set()
+
+
 def free_port() -> int:
     """A port that nobody has now, and the next one too: below those that the kernel gives to connections, of which one might take it before
-    a rank listens there."""
-    given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
+    a rank listens there. None is given twice: of two dozen drawn by chance, two are the same in one of thirty runs."""
+    of_the_kernel = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
     while True:
-        port = random.SystemRandom().randrange(given // 2, given - 1)
+        port = random.SystemRandom().randrange(of_the_kernel // 2, of_the_kernel - 1)
+        if {port - 1, port, port + 1} & _GIVEN:
+            continue
         with contextlib.suppress(OSError), socket.socket() as first, socket.socket() as second:
             first.bind(("127.0.0.1", port))
             second.bind(("127.0.0.1", port + 1))
+            _GIVEN.add(port)
             return port
 
 
