@@ -121,10 +121,19 @@ def _write(plan: dict[str, Any], folder: RunFolder) -> None:
         records.write_atomically(folder.git_patch, patch)
     if Path(plan["hosts"][0]["command"][0]).parent == Path(sys.executable).parent:  # it runs in our environment
         records.write_json(folder.versions, start_record.installed_versions())
-    copy_files(with_python_start([], observe=True, secrets={}), _observer(folder))
+    _copy_observer(folder)
     _measurements(folder).mkdir(parents=True)
     folder.log(HOST).parent.mkdir()
     records.write_json(folder.plan, plan)  # last: the run can be found once this exists
+
+
+def _copy_observer(folder: RunFolder) -> None:
+    """With the folders into which Python compiles it: made by the command, they are as open as its umask allows, and the code in them runs
+    as its user."""
+    files = with_python_start([], observe=True, secrets={})
+    copy_files(files, _observer(folder))
+    for code in {(_observer(folder) / file.path).parent for file in files}:
+        (code / "__pycache__").mkdir()
 
 
 def _observer(folder: RunFolder) -> Path:

@@ -92,6 +92,14 @@ def test_a_signal_that_cannot_stop_the_job_says_so_and_ends_the_launcher(run, mo
 
 
 @pytest.fixture
+def interrupt():
+    """What Ctrl-C does in a terminal: `nohup` and a shell's `&` make this process ignore it, and its waits would go on."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield lambda *_: os.kill(os.getpid(), signal.SIGINT)
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
 def studied(run, monkeypatch):
     """Follows the run as a study does, and returns what it said."""
 
@@ -105,9 +113,9 @@ def studied(run, monkeypatch):
     return follow
 
 
-def test_ctrl_c_in_a_study_names_the_job_that_it_cannot_stop(run, studied, monkeypatch):
+def test_ctrl_c_in_a_study_names_the_job_that_it_cannot_stop(run, studied, interrupt, monkeypatch):
     refused_by(monkeypatch, expired)
-    said = studied(until=lambda _: os.kill(os.getpid(), signal.SIGINT))
+    said = studied(until=interrupt)
     assert said[0] == "stopping" and f"{NAME} was NOT stopped and goes on: the AWS credentials" in said[1]
     assert run.state == "InProgress"
 
@@ -121,8 +129,8 @@ def test_a_limit_that_cannot_stop_the_job_is_reported_once(run, monkeypatch):
     assert said == []
 
 
-def test_ctrl_c_while_following_names_the_job_that_it_cannot_stop(run, monkeypatch, capsys):
+def test_ctrl_c_while_following_names_the_job_that_it_cannot_stop(run, interrupt, monkeypatch, capsys):
     refused_by(monkeypatch, expired)
-    monkeypatch.setattr(live._PlainLines, "idle", lambda _: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(live._PlainLines, "idle", interrupt)
     assert live.follow(run) is True
     assert f"{NAME} was NOT stopped and goes on: the AWS credentials" in capsys.readouterr().err

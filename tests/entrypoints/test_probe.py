@@ -52,13 +52,13 @@ def loaders(workers: int, kind: str = "processes"):
 @pytest.mark.parametrize(("workers", "kind"), [(0, "processes"), (2, "processes"), (2, "threads")])
 def test_the_input_side_alone_is_told_with_the_work_of_its_workers(workers, kind):
     """The epoch has 6 batches: 5 to warm up and 8 more, which hold the 30 images, are of several epochs."""
-    opened, threads = loaders(workers, kind), threading.active_count()
+    opened, threads = loaders(workers, kind), {*threading.enumerate()}
     found = input_alone(opened, 30, ALONE)
     least = BURNT if not workers else BURNT / 2  # a worker's clock ticks, and it may be ahead by a batch or two
     assert found["input_cpu_seconds_an_image"] >= least
     assert 0 < found["input_images_per_second"] <= max(1, workers) / BURNT * 1.5
     assert found["input_start_seconds"] >= 4 * BURNT
-    assert kind == "processes" or threading.active_count() == threads, "a probe leaves no threads behind"
+    assert kind == "processes" or {*threading.enumerate()} <= threads, "a probe leaves no threads behind"
     opened.train_batches.start(1, 4)
     assert len([*opened.train]) == 2, "training begins where it wants all the same"
 

@@ -307,12 +307,14 @@ def test_a_terminal_of_another_size_tells_the_command_once_it_is_its_own_too(tmp
     assert terminal.end() == 0
 
 
-def test_without_a_umask_the_record_is_closed_and_the_command_has_none():
+def test_without_a_umask_the_record_is_closed_and_the_command_has_none(monkeypatch):
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     code = "import os; print(oct(os.umask(0)))"
     found = watched(sys.executable, "-c", code, umask=0)
     assert found.stdout == b"0o0\n"
     written = [file for file in the_run().folder.path.rglob("*") if "output" not in file.parts]
     assert any(file.name == "outcome.json" for file in written)
+    assert any(file.suffix == ".pyc" for file in written), "the observer's, which the command's Python compiles"
     assert not [file for file in written if file.stat().st_mode & 0o002]
 
 
