@@ -26,7 +26,7 @@ class Slow(Dataset):
         return 64
 
     def __getitem__(self, index):
-        time.sleep(0.004)
+        time.sleep(0.03)
         return torch.randn(8), index % 2
 
 
