@@ -23,6 +23,12 @@ class Evidence(HostEvidence):
     hosts' records, as of the use of GPUs and cores. Times `steps_part` they are shares of the training time.
     """
 
+    @functools.cached_property
+    def slow_steps_too(self) -> Evidence:
+        """The same run with its hosts seen in outliers too, which the numbers of `mean_extra` hold: what keeps a thread from its core may
+        do so in a few steps alone, and for long, as workers that all make their first batches."""
+        return self if self.slow else Evidence(self.measurements, slow=True)
+
     # GPUs
 
     @functools.cached_property

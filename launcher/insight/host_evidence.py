@@ -47,7 +47,7 @@ class HostEvidence(StepEvidence):
         if steps is None:
             return None
         began = steps.ended - np.nan_to_num(steps.seconds["step"]) * windows.counts(steps)
-        usual = windows.usual(steps)
+        usual = windows.steady(steps) if self.slow else windows.usual(steps)
         return began[usual], steps.ended[usual]
 
     def in_usual_steps(self, times: np.ndarray) -> np.ndarray:

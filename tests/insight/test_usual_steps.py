@@ -11,6 +11,7 @@ from launcher.insight import windows
 from launcher.insight.contention import THREADS, neighbours
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.evidence import Evidence
+from launcher.insight.findings import percent
 from launcher.insight.measurements import Measurements, Series, Steps
 from tests.insight.planted import BEGAN, plant
 
@@ -83,6 +84,32 @@ def test_a_pause_within_a_window_is_none_of_its_steps():
     run = dataclasses.replace(run, ranks=(moved,), stalls=early)
     run = idle_in(run, *((stall.began, stall.began + stall.seconds) for stall in early))
     assert Evidence(run).gpu_idle == pytest.approx(0.2, abs=0.01)
+
+
+def test_workers_that_all_make_their_first_batches_keep_the_thread_from_its_core_in_a_few_steps_alone():
+    """Four batches ahead by each of 16 are an epoch of 64: until they are made no step gets on, and the rest of the epoch is quick."""
+    run = plant(
+        phases=STEP, steps=128, log_every=1, steps_per_epoch=64, noise=0.01, interval=0.25, cores=2, busy=0.5, gpu=95,
+        slow_steps={at: ("backward", 1.5) for at in range(65, 71)}, settings={"num_workers": 16},
+    )  # fmt: skip
+    steps = run.ranks[0]
+    far = windows.far(steps)
+    assert [*steps.step[far]] == [*range(65, 71)]
+    delay, theirs = (np.where(far, share * steps.seconds["step"], 0.0) for share in (0.9, 1.8))
+    more = {"run_delay_seconds": delay, "thread_cpu_seconds": 0.05 + 0 * delay, "worker_cpu_seconds": theirs}
+    more["cpu_seconds"] = more["thread_cpu_seconds"] + 0.01
+    run = dataclasses.replace(run, ranks=(dataclasses.replace(steps, extra={**steps.extra, **more}),))
+    [began, *_], [*_, ended] = steps.ended[far] - steps.seconds["step"][far], steps.ended[far]
+    run = idle_in(run, (began, ended))
+    evidence = Evidence(run)
+    lost = delay.sum() / steps.seconds["step"].sum()
+    assert evidence.gpu_idle == pytest.approx(0.05, abs=0.02)
+    assert evidence.slow_steps_too.gpu_idle == pytest.approx(lost, abs=0.08)
+    found, *others = Diagnosis(run).findings
+    assert found.kind == "too_many_workers" and found.share == pytest.approx(lost, abs=0.04)
+    assert "step_outliers" not in [other.kind for other in others]
+    said = f"GPUs idle {percent(evidence.slow_steps_too.gpu_idle)} of the time"
+    assert said in found.evidence, "of the steps in which the thread waits for its core"
 
 
 def test_cores_are_judged_in_usual_steps_too():

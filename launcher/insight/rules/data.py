@@ -237,11 +237,12 @@ def _noisy_workers(evidence: Evidence, lost: float) -> Finding:
     assert workers and each, "taken_by_workers found them"
     share = min(1.0, lost * evidence.steps_part + starts)
     swings, is_suspicion = swing(evidence), suspected(evidence)
-    numbers = [*neighbour_numbers(evidence), *_numbers(evidence, evidence.share("data_wait"))]
+    everywhere = evidence if is_suspicion else evidence.slow_steps_too  # as the thread's wait for a core
+    numbers = [*neighbour_numbers(evidence), *_numbers(everywhere, evidence.share("data_wait"))]
     if swings is not None:
         numbers.append(f"slow steps take {swings:.1f} times as long as quick ones (90th and 10th percentile)")
-    if evidence.pegged is not None:
-        numbers.append(f"some core is at 95 % or more in {percent(evidence.pegged)} of the samples")
+    if everywhere.pegged is not None:
+        numbers.append(f"some core is at 95 % or more in {percent(everywhere.pegged)} of the samples")
     known = evidence.own_cpu is not None
     fewer = Fix(
         setting="hyperparameters.num_workers",

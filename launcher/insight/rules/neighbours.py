@@ -76,7 +76,7 @@ def numbers(evidence: Evidence) -> list[str]:
     found = [
         f"the training thread is ready but has no core in {percent(delay)} of the time (run-queue delay); it computes in {percent(own)}"
     ]
-    ready = runnable_per_core(evidence)
+    ready = runnable_per_core(evidence.slow_steps_too)
     if ready is not None:
         found.append(f"{ready:.1f} tasks run or are ready to for each usable core")
     if any(cores >= SHOWN for cores in others.values()):

@@ -14,7 +14,7 @@ from launcher.insight.gains import bounded, estimated
 from launcher.insight.length import job_steps
 from launcher.insight.measurements import Steps
 from launcher.insight.rules.images import shards
-from launcher.insight.rules.workers import taken_by_workers
+from launcher.insight.rules.workers import kept_by_workers, taken_by_workers
 from launcher.record.records import COMPLETED
 
 SLOW_START = 120.0
@@ -232,7 +232,8 @@ def outliers(evidence: Evidence) -> Answer:
         return None
     if taken_by_workers(evidence) is not None and (evidence.full or 0) >= 0.8:
         return EXPLAINED
-    if (evidence.throttled or 0.0) >= NOTICEABLE and _of_a_missing_core(steps, mask, far):
+    no_core = (evidence.throttled or 0.0) >= NOTICEABLE or kept_by_workers(evidence) is not None
+    if no_core and _of_a_missing_core(steps, mask, far):
         return EXPLAINED
     waits = max(epoch_start_share(evidence), evidence.share("data_wait") or 0.0)
     if _at_epoch_starts(steps.epoch[mask], far) and waits >= NOTICEABLE:

@@ -67,9 +67,11 @@ def kept_from_core(evidence: Evidence) -> float | None:
     if delay is None:
         return None
     own_threads = bool(others) and max(others, key=lambda one: others[one]) == THREADS
-    if own_threads and evidence.busy is not None and evidence.busy < CROWDED:
+    busy = evidence.slow_steps_too.busy
+    if own_threads and busy is not None and busy < CROWDED:
         return None
-    lost = min(delay, evidence.gpu_idle) if evidence.on_gpu and evidence.gpu_idle is not None else delay
+    idle = evidence.slow_steps_too.gpu_idle
+    lost = min(delay, idle) if evidence.on_gpu and idle is not None else delay
     return lost if lost >= NOTICEABLE else None
 
 
