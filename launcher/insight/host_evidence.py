@@ -40,32 +40,33 @@ class HostEvidence(StepEvidence):
         return Series(series.times[inside], series.values[inside])
 
     @functools.cached_property
-    def _usual_windows(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Unix seconds at which the usual windows begin and end, on the first rank whose clock is known, as all step together; None where
-        no step was timed."""
+    def _judged(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Unix seconds at which the usual windows begin and end, and those that are outliers too, on the first rank whose clock is known,
+        as all step together; the whole time where no step was timed."""
         steps = next((steps for steps in self.ranks if np.isfinite(steps.ended).all()), None)
         if steps is None:
-            return None
+            return [(np.array([-np.inf]), np.array([np.inf]))]
         began = steps.ended - np.nan_to_num(steps.seconds["step"]) * windows.counts(steps)
-        usual = windows.steady(steps) if self.slow else windows.usual(steps)
-        return began[usual], steps.ended[usual]
+        chosen = [windows.steady(steps)] if self.slow else [windows.usual(steps), windows.steady(steps)]
+        return [(began[each], steps.ended[each]) for each in chosen]
 
     def in_usual_steps(self, times: np.ndarray) -> np.ndarray:
         """(n,) which Unix seconds lie in usual steps: not in the first ones, which compile, nor in outliers, nor in pauses, which a window
-        may hold. All of them where no step was timed."""
-        if self._usual_windows is None:
-            return np.ones(len(times), bool)
-        stalls = self.measurements.stalls
-        began, seconds = (np.array([getattr(stall, name) for stall in stalls]) for name in ("began", "seconds"))
-        paused = windows.within(times, began, began + seconds)
-        inside: np.ndarray = windows.within(times, *self._usual_windows) & ~paused
-        return inside
+        may hold. Where these are fewer than FEW_SAMPLES, those in outliers too: a short run may hardly have other steps, as where all of
+        many workers begin anew. None where those are as few: the samples of its start instead would show an idle device."""
+        stalls = self.measurements.stalls if self.ranks else []
+        paused_at, seconds = (np.array([getattr(stall, name) for stall in stalls]) for name in ("began", "seconds"))
+        paused = windows.within(times, paused_at, paused_at + seconds)
+        for began, ended in self._judged:
+            inside: np.ndarray = windows.within(times, began, ended) & ~paused
+            if inside.sum() >= FEW_SAMPLES:
+                return inside
+        return np.zeros(len(times), bool)
 
     def sampled(self, series: Series) -> np.ndarray:
-        """The values of a series in usual steps, which a run is judged by: none where fewer than FEW_SAMPLES fall into them. Samples of
-        its start instead would show an idle device."""
+        """The values of a series by which a run is judged: in usual steps; none where they were sampled too rarely."""
         values: np.ndarray = series.values[self.in_usual_steps(series.times)]
-        return values if len(values) >= FEW_SAMPLES else values[:0]
+        return values
 
     def during(self, series: Series) -> np.ndarray:
         """The same, or all values where that is none: for what a run is not judged by, or what does not depend on it, as other programs."""
@@ -110,7 +111,7 @@ class HostEvidence(StepEvidence):
                 continue
             # the first core's times are all cores': chosen by its own, a column could slip by a sample at each window
             usual = self.in_usual_steps(next(iter(host.cores.values())).times[:shortest])
-            if usual.sum() >= FEW_SAMPLES:
+            if usual.any():
                 pairs = zip(columns, waits)
                 rows = [column[:shortest] - (wait[:shortest] if len(wait) else 0.0) for column, wait in pairs]
                 tables[host.name] = np.clip(np.stack(rows)[:, usual], 0.0, 100.0)

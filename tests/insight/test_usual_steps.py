@@ -12,6 +12,7 @@ from launcher.insight.contention import THREADS, neighbours
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import percent
+from launcher.insight.host_evidence import FEW_SAMPLES
 from launcher.insight.measurements import Measurements, Series, Steps
 from tests.insight.planted import BEGAN, plant
 
@@ -128,6 +129,21 @@ def test_cores_are_judged_in_usual_steps_too():
     evidence = Evidence(dataclasses.replace(run, hosts={"algo-1": changed}))
     assert evidence.busy == evidence.throttled == evidence.pressure == 0.25
     assert evidence.full == evidence.pegged == evidence.waiting_cores == 0.0
+
+
+def test_of_a_run_with_few_samples_in_usual_steps_those_in_slow_ones_count_too():
+    """Seconds of usual steps beside seconds at each begin of an epoch, while 16 workers make their first batches."""
+    run = plant(
+        phases=SMALL, steps=60, log_every=1, steps_per_epoch=20, noise=0.01, cores=2, busy=1.98, pressure=60.0,
+        slow_steps={21: ("data_wait", 15.0), 41: ("data_wait", 15.0)}, settings={"num_workers": 16},
+    )  # fmt: skip
+    steps, [host] = run.ranks[0], run.hosts.values()
+    [times, *_] = [core.times for core in host.cores.values()]
+    usual = windows.within(times, steps.ended - steps.seconds["step"], np.where(windows.usual(steps), steps.ended, 0.0))
+    assert 0 < usual.sum() < FEW_SAMPLES and [*steps.step[windows.far(steps)]] == [21, 41]
+    evidence = Evidence(run)
+    assert evidence.busy == pytest.approx(0.96, abs=0.03) and evidence.pressure == pytest.approx(0.6, abs=0.05)
+    assert kinds(run)[0] == "too_many_workers"
 
 
 def test_where_no_step_was_timed_every_sample_counts():
