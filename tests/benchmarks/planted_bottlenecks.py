@@ -199,7 +199,7 @@ def row(case: Case, data: Path, teacher: Path | None, options: argparse.Namespac
     found = Row(case.kind, case.form, None if top is None else top.kind)
     if options.others:
         return found.cells[:4] + others(case, data, teacher, folder)
-    if options.busy:
+    if options.found_only:
         return found
     if found.right and top is not None and case.servers:
         after_case = replace(case, servers=int(str(top.fixes[0].value).split()[0]))  # "2 hosts that serve instead of 1"
@@ -230,7 +230,7 @@ def row_on_a_device(case: OnADevice, data: Path, name: str, options: argparse.Na
     if options.tell:
         print(before, end="\n\n", flush=True)
     found = Row(case.kind, case.form, None if top is None else top.kind)
-    if options.busy:
+    if options.found_only:
         return found
     fixed = None if top is None or not found.right else case.after(top.fixes[0])
     if fixed is None or top is None or top.gain is None:
@@ -254,8 +254,10 @@ def main() -> None:
     parser.add_argument(
         "--busy", type=int, default=0, metavar="N", help="beside N other processes that compute; no fix is applied"
     )
+    parser.add_argument("--found-only", action="store_true", help="apply no fix; about half as long")
     parser.add_argument("--runs", type=Path, metavar="FOLDER", help="keep the runs in this new folder")
     options = parser.parse_args()
+    options.found_only |= options.busy > 0  # what else runs changes between a run and its fix
     chosen = chosen_of(CASES, options)
     on_a_device = () if options.others else chosen_of(ON_A_DEVICE, options)
     if os.geteuid() and any(case.sets_a_quota for case in chosen):
