@@ -86,7 +86,7 @@ def test_a_run_of_this_machine_is_diagnosed_in_every_form(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     prepare("digits", "data/digits")
     (tmp_path / "configs").symlink_to(ROOT / "configs")
-    few = ["hyperparameters.epochs=3", "hyperparameters.images_per_class=40", "hyperparameters.log_every=2"]
+    few = ["hyperparameters.epochs=12", "hyperparameters.images_per_class=40", "hyperparameters.log_every=2"]
     run = launcher.run(launcher.plan(launcher.load("configs/quickstart_teacher.yaml", few)))
     assert run.wait(120) == "Completed"
     diagnosis = run.diagnose()
