@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from launcher.insight import windows
-from launcher.insight.measurements import Host, Series
+from launcher.insight.measurements import Host, Measurements, Series
 from launcher.insight.step_evidence import StepEvidence
 
 FEW_SAMPLES = 5
@@ -16,7 +16,15 @@ FEW_SAMPLES = 5
 
 
 class HostEvidence(StepEvidence):
-    """What hosts show while usual steps run, as shares of a step are of those; None wherever it was not measured."""
+    """What hosts show while usual steps run, as shares of a step are of those; None wherever it was not measured.
+
+    Args:
+        slow: while outliers run, too.
+    """
+
+    def __init__(self, measurements: Measurements, *, slow: bool = False):
+        super().__init__(measurements)
+        self.slow = slow
 
     @property
     def remote(self) -> bool:
@@ -41,8 +49,8 @@ class HostEvidence(StepEvidence):
 
     @functools.cached_property
     def _judged(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Unix seconds at which the usual windows begin and end, and those that are outliers too, on the first rank whose clock is known,
-        as all step together; the whole time where no step was timed."""
+        """((n,), (n,)) Unix seconds at which the usual windows begin and end, then the same of all steady ones, outliers too, on the first
+        rank whose clock is known, as all step together; the whole time where no step was timed."""
         steps = next((steps for steps in self.ranks if np.isfinite(steps.ended).all()), None)
         if steps is None:
             return [(np.array([-np.inf]), np.array([np.inf]))]
@@ -50,7 +58,7 @@ class HostEvidence(StepEvidence):
         chosen = [windows.steady(steps)] if self.slow else [windows.usual(steps), windows.steady(steps)]
         return [(began[each], steps.ended[each]) for each in chosen]
 
-    def in_usual_steps(self, times: np.ndarray) -> np.ndarray:
+    def in_judged_steps(self, times: np.ndarray) -> np.ndarray:
         """(n,) which Unix seconds lie in usual steps: not in the first ones, which compile, nor in outliers, nor in pauses, which a window
         may hold. Where these are fewer than FEW_SAMPLES, those in outliers too: a short run may hardly have other steps, as where all of
         many workers begin anew. None where those are as few: the samples of its start instead would show an idle device."""
@@ -65,7 +73,7 @@ class HostEvidence(StepEvidence):
 
     def sampled(self, series: Series) -> np.ndarray:
         """The values of a series by which a run is judged: in usual steps; none where they were sampled too rarely."""
-        values: np.ndarray = series.values[self.in_usual_steps(series.times)]
+        values: np.ndarray = series.values[self.in_judged_steps(series.times)]
         return values
 
     def during(self, series: Series) -> np.ndarray:
@@ -110,7 +118,7 @@ class HostEvidence(StepEvidence):
             if shortest < FEW_SAMPLES:
                 continue
             # the first core's times are all cores': chosen by its own, a column could slip by a sample at each window
-            usual = self.in_usual_steps(next(iter(host.cores.values())).times[:shortest])
+            usual = self.in_judged_steps(next(iter(host.cores.values())).times[:shortest])
             if usual.any():
                 pairs = zip(columns, waits)
                 rows = [column[:shortest] - (wait[:shortest] if len(wait) else 0.0) for column, wait in pairs]

@@ -12,14 +12,10 @@ from launcher.insight.phases import parents
 
 
 class StepEvidence:
-    """What steps show; None wherever it was not measured.
+    """What steps show; None wherever it was not measured."""
 
-    Args:
-        slow: hosts are judged in outliers too.
-    """
-
-    def __init__(self, measurements: Measurements, *, slow: bool = False):
-        self.measurements, self.slow = measurements, slow
+    def __init__(self, measurements: Measurements):
+        self.measurements = measurements
         self.settings = measurements.settings
         self.facts = measurements.facts
         self.script = measurements.script

@@ -128,8 +128,8 @@ def _write(plan: dict[str, Any], folder: RunFolder) -> None:
 
 
 def _copy_observer(folder: RunFolder) -> None:
-    """With the folders into which Python compiles it: made by the command, they are as open as its umask allows, and the code in them runs
-    as its user."""
+    """Copy it into a run's folder, and make the folders into which Python compiles it: made by the command, they would be as open as its
+    umask allows, and the code in them runs as its user."""
     files = with_python_start([], observe=True, secrets={})
     copy_files(files, _observer(folder))
     for code in {(_observer(folder) / file.path).parent for file in files}:

@@ -7,7 +7,7 @@ run takes some 10 to 50 s; name kinds to run only those:
     .venv/bin/python tests/benchmarks/planted_bottlenecks.py too_many_workers teacher_bound
 
 `make bench-planted-others` gives the harsher form of each kind, and the healthy runs, to TraceML, gpuprof and Debugger's rules too.
-`make bench-planted-busy` diagnoses all runs while another program has a core all the time.
+`make bench-planted-busy` diagnoses all runs while another program has a core all the time, `--found-only` without one.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ def main() -> None:
     parser.add_argument(
         "--busy", type=int, default=0, metavar="N", help="beside N other processes that compute; no fix is applied"
     )
-    parser.add_argument("--found-only", action="store_true", help="apply no fix; about half as long")
+    parser.add_argument("--found-only", action="store_true", help="apply no fix")
     parser.add_argument("--runs", type=Path, metavar="FOLDER", help="keep the runs in this new folder")
     options = parser.parse_args()
     options.found_only |= options.busy > 0  # what else runs changes between a run and its fix

@@ -14,6 +14,7 @@ from launcher.insight.evidence import Evidence
 from launcher.insight.findings import percent
 from launcher.insight.host_evidence import FEW_SAMPLES
 from launcher.insight.measurements import Measurements, Series, Steps
+from launcher.insight.rules.workers import kept_from_core
 from tests.insight.planted import BEGAN, plant
 
 STEP = {"data_wait": 0.002, "host_to_device": 0.003, "student_forward": 0.08, "backward": 0.15, "optimizer": 0.01}
@@ -97,11 +98,16 @@ def test_workers_that_all_make_their_first_batches_keep_the_thread_from_its_core
     far = windows.far(steps)
     assert [*steps.step[far]] == [*range(65, 71)]
     delay, theirs = (np.where(far, share * steps.seconds["step"], 0.0) for share in (0.9, 1.8))
-    more = {"run_delay_seconds": delay, "thread_cpu_seconds": 0.05 + 0 * delay, "worker_cpu_seconds": theirs}
+    more = {"run_delay_seconds": delay, "thread_cpu_seconds": np.full_like(delay, 0.05), "worker_cpu_seconds": theirs}
     more["cpu_seconds"] = more["thread_cpu_seconds"] + 0.01
     run = dataclasses.replace(run, ranks=(dataclasses.replace(steps, extra={**steps.extra, **more}),))
     [began, *_], [*_, ended] = steps.ended[far] - steps.seconds["step"][far], steps.ended[far]
     run = idle_in(run, (began, ended))
+    host = run.hosts["algo-1"]
+    times = np.arange(BEGAN, steps.ended[-1], 0.25)
+    tasks = Series(times, np.where((began <= times) & (times < ended), 40.0, 1.0))
+    host = dataclasses.replace(host, other={**host.other, ("scheduler", "RunnableTasks", ""): tasks})
+    run = dataclasses.replace(run, hosts={"algo-1": host})
     evidence = Evidence(run)
     lost = delay.sum() / steps.seconds["step"].sum()
     assert evidence.gpu_idle == pytest.approx(0.05, abs=0.02)
@@ -111,6 +117,29 @@ def test_workers_that_all_make_their_first_batches_keep_the_thread_from_its_core
     assert "step_outliers" not in [other.kind for other in others]
     said = f"GPUs idle {percent(evidence.slow_steps_too.gpu_idle)} of the time"
     assert said in found.evidence, "of the steps in which the thread waits for its core"
+    [ready] = [float(line.split()[0]) for line in found.evidence if "for each usable core" in line and "tasks" in line]
+    assert ready > 5, "a task for each of two cores, and 40 while the workers begin"
+
+
+def test_own_threads_that_fill_the_cores_in_slow_steps_keep_the_training_thread_from_them():
+    """Where cores are left over in the steps that wait, the process's threads only wake each other: others do not tell."""
+    run = plant(
+        phases=STEP, steps=128, log_every=1, steps_per_epoch=1000, noise=0.01, interval=0.25, cores=2, busy=0.5, gpu=95,
+        slow_steps={at: ("backward", 30.0) for at in range(65, 71)}, settings={"num_workers": 0},
+    )  # fmt: skip
+    steps, host = run.ranks[0], run.hosts["algo-1"]
+    far = windows.far(steps)
+    delay, own = (np.where(far, share * steps.seconds["step"], 0.01) for share in (0.9, 1.8))
+    more = {"run_delay_seconds": delay, "thread_cpu_seconds": np.full_like(delay, 0.05), "cpu_seconds": own + 0.05}
+    [began, *_], [*_, ended] = steps.ended[far] - steps.seconds["step"][far], steps.ended[far]
+    [times, *_] = [core.times for core in host.cores.values()]
+    inside = (began <= times) & (times < ended)
+    for usual, slow, kept in ((25.0, 100.0, True), (25.0, 25.0, False)):
+        cores = dict.fromkeys(host.cores, Series(times, np.where(inside, slow, usual)))
+        watched = dataclasses.replace(host, cores=cores, io_wait={})
+        ranks = (dataclasses.replace(steps, extra={**steps.extra, **more}),)
+        evidence = Evidence(idle_in(dataclasses.replace(run, ranks=ranks, hosts={"algo-1": watched}), (began, ended)))
+        assert evidence.busy == 0.25 and (kept_from_core(evidence) is not None) == kept
 
 
 def test_cores_are_judged_in_usual_steps_too():
