@@ -333,7 +333,7 @@ def speed_of_two(root: Path, images: int, rounds: int) -> str:
     ways = {
         "cpu, 2 threads": Contestant(ours, root, 2, "threads"),
         "cpu, 2 processes": Contestant(ours, root, 2, "processes"),
-        f"{LOADER} of 2 threads": Contestant(ours, root, 2, "loader"),
+        "cpu, 2 loader processes": Contestant(ours, root, 2, "loader"),
         "torchvision, 2 processes": Contestant(by_torchvision, root, 2),
     }
     if has_dali():

@@ -21,7 +21,7 @@ COUNT = 40
 
 
 def loader(gpu: torch.device, *, lends: bool = True) -> LoaderProcesses:
-    return LoaderProcesses(Numbers(), batches_of(*[4] * COUNT), collate_items, 2, pin_for=gpu, lends=lends)
+    return LoaderProcesses(Numbers(), batches_of(*[4] * COUNT), collate_items, 1, pin_for=gpu, lends=lends)
 
 
 def test_every_batch_is_pinned_and_the_ring_as_long_as_it_is_there(gpu):
@@ -37,7 +37,7 @@ def test_every_batch_is_pinned_and_the_ring_as_long_as_it_is_there(gpu):
 
 
 def test_a_batch_that_is_larger_than_a_slot_is_pinned_too(gpu):
-    made = LoaderProcesses(Numbers(), batches_of(2, 2, 2, 2, 40, 2), collate_items, 2, pin_for=gpu, lends=True)
+    made = LoaderProcesses(Numbers(), batches_of(2, 2, 2, 2, 40, 2), collate_items, 1, pin_for=gpu, lends=True)
     found = [(len(images), images.is_pinned() and labels.is_pinned()) for images, labels in made]
     assert found == [(2, True)] * 4 + [(40, True), (2, True)]
 

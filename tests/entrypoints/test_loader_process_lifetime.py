@@ -15,7 +15,6 @@ import pytest
 from training.data.decode.decoding import BrokenImage
 from training.data.loader_serving import leave_the_cores
 from training.data.threads import AHEAD
-from training.data.workers import threads_of_loaders
 from training.runtime.failure import describe
 
 from tests.conftest import ROOT, wait_until
@@ -54,9 +53,8 @@ def test_one_process_makes_all_epochs_of_training_and_held_out_images_have_one_f
     assert len([*loader(Numbers(), batches_of(4, 4), lends=False)]) == 2 and processes() == [first]
 
 
-def test_threads_are_shared_by_processes_of_two_at_most():
-    assert [threads_of_loaders(count) for count in (1, 2, 3, 6)] == [[1], [2], [1, 2], [2, 2, 2]]
-    made = loader(Numbers(), batches_of(*[4] * 6), 6)
+def test_there_is_a_process_for_each_worker_and_they_stay():
+    made = loader(Numbers(), batches_of(*[4] * 6), 3)
     assert len([*made]) == 6
     kept = processes()
     assert len(kept) == 3 and len([*made]) == 6 and sorted(kept, key=id) == sorted(processes(), key=id)
@@ -68,8 +66,8 @@ def test_it_leaves_the_cores_to_the_training_thread_and_its_stop_to_the_training
     [process] = processes()
     tasks = [int(task) for task in os.listdir(f"/proc/{process.pid}/task")]
     idle = [task for task in tasks if os.sched_getscheduler(task) == os.SCHED_IDLE]
-    assert len(idle) == 2 + 2, (
-        "two that talk to the training process, and the data workers; libraries may have others, which wait"
+    assert len(idle) == 2 + 1, (
+        "two that talk to the training process, and the data worker; libraries may have others, which wait"
     )
     assert os.getpgid(process.pid) == process.pid, "torchrun and mpirun send SIGTERM to the training process's group"
 
@@ -99,11 +97,11 @@ def test_what_a_thread_still_makes_of_a_batch_that_failed_does_not_get_into_anot
         assert images[:, 0, 0, 0].tolist() == labels.tolist() == [*range(100 + 4 * number, 104 + 4 * number)]
 
 
-@pytest.mark.parametrize("threads", SEVERAL)
+@pytest.mark.parametrize("count", SEVERAL)
 @pytest.mark.parametrize("taken", [0, 1, AHEAD + 4])
-def test_an_abandoned_iteration_is_none_of_the_next_ones(taken, threads):
+def test_an_abandoned_iteration_is_none_of_the_next_ones(taken, count):
     batches = batches_of(*[4] * 12)
-    made = loader(Numbers(slow=0.002), batches, threads)
+    made = loader(Numbers(slow=0.002), batches, count)
     begun = iter(made)
     for _ in range(taken):
         next(begun)
@@ -119,9 +117,9 @@ def test_a_second_iteration_ends_a_first_that_something_still_holds():
     assert next(first, None) is None
 
 
-@pytest.mark.parametrize("threads", SEVERAL)
-def test_an_iteration_that_was_interrupted_is_followed_by_a_whole_one(monkeypatch, threads):
-    made = loader(Numbers(), batches_of(*[4] * 12), threads)
+@pytest.mark.parametrize("count", SEVERAL)
+def test_an_iteration_that_was_interrupted_is_followed_by_a_whole_one(monkeypatch, count):
+    made = loader(Numbers(), batches_of(*[4] * 12), count)
     begun = iter(made)
     for _ in range(5):
         next(begun)
@@ -230,9 +228,9 @@ def test_a_failing_sampler_is_no_end_of_the_epoch():
         list(loader(Numbers(), sampler()))
 
 
-@pytest.mark.parametrize("threads", SEVERAL)
-def test_a_killed_process_is_named_with_what_it_probably_died_of(threads):
-    made = loader(Numbers(), batches_of(*[4] * 50), threads)
+@pytest.mark.parametrize("count", SEVERAL)
+def test_a_killed_process_is_named_with_what_it_probably_died_of(count):
+    made = loader(Numbers(), batches_of(*[4] * 50), count)
     begun = iter(made)
     next(begun)
     os.kill(processes()[-1].pid, signal.SIGKILL)

@@ -26,8 +26,8 @@ from .test_threads import IMAGES, batches_of
 SLOTS = AHEAD + 1
 """Of the ring of one process on a CPU."""
 
-SEVERAL = [2, 6]
-"""Threads of one process, and of three."""
+SEVERAL = [1, 3]
+"""Processes."""
 
 
 def world() -> World:
@@ -62,8 +62,8 @@ def collate_masks(items, images):
     return [images, [mask for _, mask in items]]
 
 
-def loader(dataset, batches, threads: int = 2, *, lends: bool = True, collate=collate_items) -> LoaderProcesses:
-    return LoaderProcesses(dataset, batches, collate, threads, lends=lends)
+def loader(dataset, batches, count: int = 1, *, lends: bool = True, collate=collate_items) -> LoaderProcesses:
+    return LoaderProcesses(dataset, batches, collate, count, lends=lends)
 
 
 def processes() -> list[multiprocessing.Process]:
@@ -111,21 +111,21 @@ def test_it_gives_the_batches_of_a_data_loader_in_its_order_from_any_step_on(pho
         assert other[0].is_contiguous()
 
 
-@pytest.mark.parametrize("threads", SEVERAL)
-def test_a_batch_stays_as_it_is_while_it_is_used(threads):
+@pytest.mark.parametrize("count", SEVERAL)
+def test_a_batch_stays_as_it_is_while_it_is_used(count):
     """Every slot is in use then: the others hold the batches that are made ahead."""
-    for number, (images, labels) in enumerate(loader(Numbers(), batches_of(*[4] * 9 * SLOTS), threads)):
+    for number, (images, labels) in enumerate(loader(Numbers(), batches_of(*[4] * 9 * SLOTS), count)):
         time.sleep(0.01)
         assert labels.tolist() == [*range(4 * number, 4 * number + 4)]
         assert images[:, 0, 7, 7].tolist() == labels.tolist()
     assert number == 9 * SLOTS - 1
 
 
-@pytest.mark.parametrize("threads", SEVERAL)
-def test_after_the_first_batches_all_lie_in_one_memory_and_none_is_copied_out_of_it(threads):
-    places = [address(images) for images, _ in loader(Numbers(), batches_of(*[4] * 20), threads)]
+@pytest.mark.parametrize("count", SEVERAL)
+def test_after_the_first_batches_all_lie_in_one_memory_and_none_is_copied_out_of_it(count):
+    places = [address(images) for images, _ in loader(Numbers(), batches_of(*[4] * 20), count)]
     assert len({*places[AHEAD + 1 :]}) == 1
-    owned = [*loader(Numbers(), batches_of(*[4] * 20), threads, lends=False)]
+    owned = [*loader(Numbers(), batches_of(*[4] * 20), count, lends=False)]
     assert len({address(images) for images, _ in owned}) == 20
     assert [labels[0].item() for _, labels in owned] == [*range(0, 80, 4)], "copies stay what they were"
 
@@ -168,13 +168,13 @@ def test_images_that_are_left_out_leave_smaller_batches_or_none():
     assert [*loader(Numbers(absent=(0, 1, 2, 3)), batches_of(2, 2, 1))][:2] == [None, None]
 
 
-@pytest.mark.parametrize("threads", SEVERAL)
-def test_no_more_batches_are_asked_for_than_are_soon_used(threads):
+@pytest.mark.parametrize("count", SEVERAL)
+def test_no_more_batches_are_asked_for_than_are_soon_used(count):
     taken, batches = [], batches_of(*[2] * 40)
-    made = iter(loader(Numbers(), (taken.append(number) or batch for number, batch in enumerate(batches)), threads))
+    made = iter(loader(Numbers(), (taken.append(number) or batch for number, batch in enumerate(batches)), count))
     for number in range(40):
         next(made)
-        ahead = AHEAD * threads // 2 if number else AHEAD  # before there is a ring they travel by themselves
+        ahead = AHEAD * count if number else AHEAD  # before there is a ring they travel by themselves
         assert len(taken) == min(40, number + 1 + ahead)
 
 

@@ -117,3 +117,26 @@ def test_attention_is_explicit_for_bf16_on_cpus_alone_and_computes_the_same():
         with torch.no_grad():
             logits[expected] = model(images)
     assert torch.allclose(logits[True], logits[False], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "drawn"),
+    [("vit_tiny_patch16_224", False), ("resnet10t", False), ("swin_tiny_patch4_window7_224", True)],
+)
+def test_a_model_with_given_weights_draws_none_where_nothing_in_it_has_to_be_computed(name, drawn):
+    """Swin computes where its windows lie; that is in no file of weights."""
+    torch.manual_seed(0)
+    usual = timm_models.create(name, {}, num_classes=4).eval()
+    before = torch.get_rng_state()
+    made = timm_models.create_for(usual.state_dict(), name, {}, num_classes=4).eval()
+    assert torch.equal(torch.get_rng_state(), before) is not drawn
+    images = torch.rand(2, 3, 224, 224)
+    with torch.no_grad():
+        assert torch.equal(made(images), usual(images))
+
+
+def test_weights_of_another_model_are_refused_by_both_ways_of_making_it():
+    other = timm_models.create("resnet10t", {}, num_classes=5).state_dict()
+    for name in ("resnet10t", "swin_tiny_patch4_window7_224"):
+        with pytest.raises(RuntimeError, match="size mismatch|Missing key"):
+            timm_models.create_for(other, name, {}, num_classes=4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -31,6 +32,7 @@ ITEMS = {
     10: "Throughput",
     11: "Checkpoint stall and GPU metrics",
     12: "Augmentation load",
+    13: "KT's journey",
 }
 """What the page's sections are called."""
 
@@ -40,8 +42,13 @@ MODELS, LOADS = ("resnet18", "resnet50", "resnet152"), (1, 4, 8, 12)
 PARTS = (
     *("scripts", "host", "kernels", "input", "throughput-36", "throughput-256"),
     *(f"augmentation-{model}" for model in MODELS),
+    "journey",
 )
 """Each takes eight minutes at most, and runs alone by its name or its number."""
+
+
+NEARLY = 0.95
+"""Of its time, after which a check is stopped; one that does not stop is killed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,13 +111,14 @@ CHECKS = (
     Check("throughput-convolutions", 10, "throughput-256", "A convolutional model, cudnn_benchmark and compiled", "throughput:convolutions"),
     Check("throughput-segmentation", 10, "throughput-256", "A segmenter, compiled", "throughput:segmentation", 180),
     Check("throughput-group", 10, "throughput-36", "Under DistributedDataParallel, compiled", "throughput:grouped", 180),
-    Check("throughput-fp8", 10, "throughput-256", "What an fp8 teacher would bring", "throughput:fp8_teacher", 240),
+    Check("throughput-fp8", 10, "throughput-256", "What an fp8 teacher would bring", "throughput:fp8_teacher", 300),
     *(
         Check(f"augmentation-{model}-{load}", 12, f"augmentation-{model}", f"{model}, augmentation load {load}", "augmentation:speeds",
               120, {"model": model, "load": load}, "Images of 500 × 375 pixels, a random crop to 224, and the load")
         for model in MODELS
         for load in LOADS
     ),
+    Check("journey", 13, "journey", "`launcher tune` on a job as KT's began", "tuning:journey", 480),
 )  # fmt: skip
 
 
@@ -185,7 +193,8 @@ def _run(check: Check, make_bench: Callable[[Path], Any], folder: Path, seconds:
     log.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"gpu-{check.name}-") as place:
         answer = Path(place) / "answer"
-        code = isolation.run_isolated(functools.partial(_answer, check, make_bench, Path(place), answer), log, seconds)
+        answering = functools.partial(_answer, check, make_bench, Path(place), answer, seconds, log)
+        code = isolation.run_isolated(answering, log, seconds)
         taken = time.monotonic() - started
         if code == isolation.TIMED_OUT:
             return Outcome(
@@ -198,9 +207,22 @@ def _run(check: Check, make_bench: Callable[[Path], Any], folder: Path, seconds:
     return outcome
 
 
-def _answer(check: Check, make_bench: Callable[[Path], Any], place: Path, answer: Path) -> None:
-    """Run a check in this process, and leave its outcome in the folder where the parent looks for it."""
+class _OutOfTime(Exception):
+    """Raised in a check a little before it is killed, so that what it has measured stays."""
+
+
+def _answer(
+    check: Check, make_bench: Callable[[Path], Any], place: Path, answer: Path, seconds: float, log: Path
+) -> None:
+    """Run a check in this process, and leave its outcome in the folder where the parent looks for it.
+
+    Args:
+        seconds: after which the parent kills this process.
+        log: what this process prints goes there.
+    """
     result, status, reason = Result(), "passed", ""
+    signal.signal(signal.SIGALRM, _stop)
+    signal.setitimer(signal.ITIMER_REAL, NEARLY * seconds)
     work = place / "work"
     work.mkdir()
     os.chdir(work)  # the scripts write to ./output
@@ -209,8 +231,16 @@ def _answer(check: Check, make_bench: Callable[[Path], Any], place: Path, answer
         status = "failed" if result.problems else "passed"
     except NotChecked as why:
         status, reason = "not checked", str(why)
+    except _OutOfTime as stopped:
+        at = traceback.extract_tb(stopped.__traceback__)[-2]
+        where = f"{Path(at.filename).name}:{at.lineno}"
+        status, reason = "error", f"not done after {seconds:.0f} s, at {where}; its log ends:\n{isolation.tail(log)}"
     except Exception as error:
         traceback.print_exc()
         last = traceback.extract_tb(error.__traceback__)[-1]
         status, reason = "error", f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
     outcomes.write(answer, Outcome(check.name, status, reason, 0.0, result))
+
+
+def _stop(_signal: int, _frame: object) -> None:
+    raise _OutOfTime

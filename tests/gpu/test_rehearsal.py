@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -48,7 +49,7 @@ ELSEWHERE = ("needs a GPU", "nvidia.dali is not installed")
     [
         ("scripts",),
         pytest.param(("host", "input", "augmentation-resnet18"), marks=pytest.mark.slow),
-        pytest.param(("kernels", "throughput-36", "throughput-256"), marks=pytest.mark.slow),
+        pytest.param(("kernels", "throughput-36", "throughput-256", "journey"), marks=pytest.mark.slow),
     ],
 )
 def test_every_check_runs_at_toy_sizes_up_to_its_first_line_for_a_gpu(parts, tmp_path):
@@ -87,7 +88,7 @@ def test_without_a_gpu_make_says_so_in_a_line(target, code, tmp_path):
 
 
 def test_a_check_that_fails_leaves_the_others_and_is_on_the_page(tmp_path, monkeypatch):
-    names = ("holding", "not_holding", "raising", "crashing", "hanging", "elsewhere")
+    names = ("holding", "not_holding", "raising", "crashing", "hanging", "stuck", "elsewhere")
     checks = [Check(name, 1, "host", f"A check: {name}", f"test_rehearsal:{name}", seconds=5.0) for name in names]
     monkeypatch.setattr(suite, "CHECKS", checks)
     monkeypatch.setattr(page, "CHECKS", checks)
@@ -96,13 +97,15 @@ def test_a_check_that_fails_leaves_the_others_and_is_on_the_page(tmp_path, monke
     assert __main__.main() == 1
     found = outcomes.read(tmp_path)
     ended = {name: outcome.status for name, outcome in found.items()}
-    expected = ("passed", "failed", "error", "error", "error", "not checked")
+    expected = ("passed", "failed", "error", "error", "error", "error", "not checked")
     assert ended == dict(zip(names, expected))
     text = (tmp_path / "gpu.md").read_text()
     assert "- Does not hold: one is two." in text
     assert "RuntimeError: a driver without a road (test_rehearsal.py:" in text
     assert "ended with 7; its log ends: a last word" in text
-    assert "not done after 5 s" in text
+    assert re.search(r"not done after 5 s, at test_rehearsal.py:\d+; its log ends: .*waiting for a kernel", text)
+    assert found["hanging"].result.rows == [{"until then": "a row"}], "what was measured before stays"
+    assert found["stuck"].reason.startswith("not done after 5 s; its log ends:")
     assert "**Not checked** because this is no place for it." in text
     assert found["raising"].result.figures == {"until then": 1}, "what was measured before stays"
 
@@ -185,6 +188,13 @@ def crashing(bench: Any, result: Result) -> None:
 
 
 def hanging(bench: Any, result: Result) -> None:
+    result.rows.append({"until then": "a row"})
+    os.write(1, b"waiting for a kernel\n")
+    time.sleep(60)
+
+
+def stuck(bench: Any, result: Result) -> None:
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
     time.sleep(60)
 
 

@@ -153,28 +153,35 @@ def fp8_teacher(bench: Bench, result: Result) -> None:
         # its kernels want multiples of 16; a head's few columns gain nothing
         return isinstance(module, torch.nn.Linear) and not (module.in_features % 16 or module.out_features % 16)
 
-    sizes, logits = bench.sizes, {}
+    sizes, models, logits = bench.sizes, {}, {}
     for precision in ("bf16", "fp8"):
         model = bench.model(sizes.teacher, 1).to(bench.device, torch.bfloat16).eval().requires_grad_(False)
         if precision == "fp8":
             quantize_(model.model, Float8DynamicActivationFloat8WeightConfig(granularity=PerRow()), filter_fn=has_fp8)
-        compiled = torch.compile(model, dynamic=False)
+        models[precision] = model
+    for mode in ("eager", "compiled"):
         for batch in (256, 36):
-            images = torch.randint(0, 256, (batch, 3, sizes.image_size, sizes.image_size), dtype=torch.uint8)
-            images = images.to(bench.device)
-            with torch.no_grad():
-                for _ in range(5):
-                    compiled(images)
-                took = (
-                    device_milliseconds(lambda compiled=compiled, images=images: [compiled(images) for _ in range(20)])
-                    / 20
-                )
-            result.rows.append({"teacher": precision, "batch": batch, "ms": took, "images/s": batch / took * 1000})
-        pattern = torch.arange(images.numel(), device=bench.device).view(images.shape).to(torch.uint8)
-        with torch.no_grad():
-            logits[precision] = compiled(pattern).float()
+            for precision, model in models.items():
+                called = torch.compile(model, dynamic=False) if mode == "compiled" else model
+                row = {"teacher": precision, "models": mode, "batch": batch}
+                print("measuring", row, flush=True)  # the log's last line, where one takes too long
+                images = torch.randint(0, 256, (batch, 3, sizes.image_size, sizes.image_size), dtype=torch.uint8)
+                result.rows.append({**row, **_forward_speed(called, images.to(bench.device))})
+    pattern = torch.arange(images.numel(), device=bench.device).view(images.shape).to(torch.uint8)
+    with torch.no_grad():
+        for precision, model in models.items():
+            logits[precision] = model(pattern).float()
     off = (logits["fp8"] - logits["bf16"]).norm() / logits["bf16"].norm()
     result.figures["logits apart, as a share of their size"] = float(off)
+
+
+def _forward_speed(model: Any, images: torch.Tensor) -> dict[str, float]:
+    """Of 20 forward passes, after five."""
+    with torch.no_grad():
+        for _ in range(5):
+            model(images)
+        took = device_milliseconds(lambda: [model(images) for _ in range(20)]) / 20
+    return {"ms": took, "images/s": len(images) / took * 1000}
 
 
 def _measured(bench: Bench, engine: Engine, batch: int, mode: str, logits: str) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""Runs that an H100 with 16 cores really made (2026-11-26, commit 30981ff): their verdicts, and what a fix brought.
+"""Runs that an H100 with 16 cores really made (2026-11-26, commit 30981ff; fp32: 2026-11-27, 6525e0e): their verdicts, and what a fix brought.
 
 Each archive has what the run left: its timeline, its system metrics and, of the kit's own scripts, its result. The runs were
 `launcher run` of a ResNet18 on JPEGs of 500 x 375 pixels (one: a single data worker; small: 8 images a step; compiled: the same with compile=true),
-`launcher run quickstart_teacher hyperparameters.epochs=10`, and `launcher watch -- python plain.py`, a script that decodes its images itself. Other
-programs used the machine meanwhile, but not in `small`, `compiled` and the quickstart's.
+`launcher run quickstart_teacher hyperparameters.epochs=10`, and `launcher watch -- python plain.py`, a script that decodes its images itself;
+fp32: a job as KT's began, a ViT-L/16 teacher and a ViT-S/16 student at 36 images a step in fp32, with 16 workers on 12 cores. Other
+programs used the machine meanwhile, but not in `small`, `compiled`, `fp32` and the quickstart's.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ def diagnosed(tmp_path_factory):
         ("plain", "too_few_workers", "DataLoader(num_workers=0) at plain.py:11: set num_workers=16"),
         ("small", "small_batch", "hyperparameters.compile=true (now false)"),
         ("compiled", "small_batch", "hyperparameters.global_batch_size=32 (now 8)"),
+        ("fp32", "fp32_compute", "hyperparameters.precision=bf16 (now fp32)"),
         ("quickstart-teacher", "too_few_workers", "hyperparameters.num_workers=2 (now 0)"),
     ],
 )
@@ -65,6 +67,14 @@ def test_the_fix_that_was_named_made_the_steps_nearly_twice_as_fast(diagnosed):
     assert before.evidence.step_seconds / after.evidence.step_seconds == pytest.approx(1.94, abs=0.01)
     changed = {name: (was, now) for name, was, now in Comparison(before, after).changed()}
     assert changed["compile"] == (False, True) and changed["cuda_graphs"] == (False, True)
+
+
+def test_what_bf16_was_expected_to_bring_is_what_it_brought(diagnosed):
+    """The same models in bf16 take 66.9 ms a step: tests/gpu/results/throughput-36-eager.json."""
+    run = diagnosed("fp32")
+    [first, *_] = run.findings
+    low, high = first.gain.expected.low, first.gain.expected.high
+    assert low < 1000 * run.evidence.step_seconds / 66.9 < high
 
 
 def test_the_arithmetic_is_measured_against_the_gpus_peak(diagnosed):

@@ -1,8 +1,8 @@
-"""A loader whose batches other processes make, each by a few threads: they hold no lock that launching kernels needs.
+"""A loader whose batches other processes make, one each at a time: they hold no lock that launching kernels needs.
 
 The batches lie in a ring of slots that all processes map. The training process says which images are to go to which slot, so the ring is
 also what holds the others back; the answer is a description of a few hundred bytes. On a GPU the ring is pinned: the device fetches a
-batch from where a thread decoded it, and no copy is made in between.
+batch from where it was decoded, and no copy is made in between.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from training.data.loader_serving import Collate, Drop, Failed, Made, Make, Memo
 from training.data.shared_ring import Ring, slot_bytes_for, unpack
 from training.data.threads import AHEAD, CPU
 from training.data.worker_processes import from_clean_server
-from training.data.workers import threads_of_loaders
 from training.runtime import accelerator
 
 OF_A_GPU = 2
@@ -41,7 +40,7 @@ class LoaderProcesses:
 
     Args:
         dataset, batch_sampler, collate: as ThreadedLoader takes them; the dataset and `collate` can be pickled.
-        threads: of all processes together.
+        processes: that make them.
         pin_for: the device that gets the batches.
         lends: a batch lies in the ring, and is valid until the next one is asked for; the processes live as long as the loader. Otherwise
             the batches are copies, pinned for a GPU, and the processes end with each iteration.
@@ -52,13 +51,13 @@ class LoaderProcesses:
         dataset: Images,
         batch_sampler: TrainingBatches | EvaluationBatches,
         collate: Collate,
-        threads: int,
+        processes: int,
         *,
         pin_for: torch.device = CPU,
         lends: bool,
     ):
         self.batch_sampler, self.lends, self._pin_for = batch_sampler, lends, pin_for
-        self._serve = [functools.partial(serve, dataset, collate, share) for share in threads_of_loaders(threads)]
+        self._serve, self._count = functools.partial(serve, dataset, collate), processes
         self._context = from_clean_server()  # which gets ready meanwhile
         self._processes: _Processes | None = None
         self._iteration: Callable[[], Generator[Any, None, None] | None] = lambda: None
@@ -88,7 +87,8 @@ class LoaderProcesses:
             processes.end()
 
     def _started(self) -> _Processes:
-        return _Processes([_started(self._context, one) for one in self._serve], self._pin_for, self.lends)
+        started = [_started(self._context, self._serve) for _ in range(self._count)]
+        return _Processes(started, self._pin_for, self.lends)
 
 
 class _Process:
@@ -254,7 +254,7 @@ class _Processes:
         self._fetched.append((slot, event))
 
     def _drop(self, asked: deque[_Asked]) -> None:
-        """What is asked for and not wanted: its slots are free when no thread works on them any more."""
+        """What is asked for and not wanted: its slots are free when no process works on them any more."""
         with contextlib.suppress(RuntimeError), self._watched():  # the next iteration raises it
             for one in dict.fromkeys(each.process for each in asked):
                 one.send(Drop())

@@ -30,11 +30,6 @@ FEW = 2
 MOST = 16
 """Workers of one process that auto takes at most: more threads than that wait for Python's lock, and more readers for a shared disk."""
 
-THREADS_OF_A_LOADER = 2
-"""In one loader process at most. They take turns with Python's lock: on 16 cores beside an H100, which one batch over and over kept at
-4,250 images/s, 15 threads made 1,440 images/s in one process, 2,860 in processes of eight, 3,660 of four, 4,050 of two and 4,240 of one
-(docs/gpu.md). Each process makes whole batches, so processes of two hold half as many as those of one."""
-
 MEASURED = 6
 """Images whose cost is measured; the first is for what is loaded with it."""
 
@@ -106,16 +101,6 @@ def choose_threads(settings: TrainingSettings, environ: Mapping[str, str] = os.e
     return Workers("threads", count, f"{_counted('threads', count)} (auto: {why})")
 
 
-def threads_of_loaders(threads: int) -> list[int]:
-    """The threads of each loader process, as equal as can be.
-
-    Args:
-        threads: of all processes together, at least 1.
-    """
-    processes = -(-threads // THREADS_OF_A_LOADER)
-    return [(threads + number) // processes for number in range(processes)]
-
-
 def cores_a_process(environ: Mapping[str, str]) -> tuple[float, str]:
     """Cores that each training process of this host may use, and how that is reckoned, for the log."""
     processes = processes_on_host(environ)
@@ -154,6 +139,5 @@ def _counted(kind: WorkerKind, count: int) -> str:
     if count == 0:
         return "none, the training process itself"
     if kind == "loader":
-        processes = len(threads_of_loaders(count))
-        return f"{count} thread{'s' if count > 1 else ''} of {'a loader process' if processes == 1 else f'{processes} loader processes'}"
+        return f"{count} loader process{'es' if count > 1 else ''}"
     return f"{count} {kind}" if count > 1 else f"1 {kind.removesuffix('es') if kind == 'processes' else 'thread'}"

@@ -72,7 +72,7 @@ class TrainingSettings:
     from what an image costs. Which images make a batch, and their pixels, never depend on it."""
     worker_type: Literal["auto", "threads", "processes", "loader", "remote"] = setting("auto", on_resume="may change")
     """What makes the training images. threads share the training process; processes cost more for an image, and are there for what
-    holds Python's lock; loader: processes of two threads each, which put batches into memory that all share, pinned for a GPU.
+    holds Python's lock; loader: processes that put batches into memory that all share, pinned for a GPU.
     auto: threads with preprocessing cpu on the CPU, else processes: a thread that decodes holds the lock that launching a GPU's kernels
     needs. remote: the hosts of the instance groups that do not train, by Ray; held-out images are made as with auto."""
     without_servers: Literal["go_on", "fail"] = setting("go_on", on_resume="may change")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -284,10 +285,11 @@ def _read(
         )
     known = None if description is None else description.classes
     _require_fit(known, classes, options.get("in_chans", 3), channels)
-    inner = timm_models.create(name, options, num_classes=len(classes))
-    model = timm_models.normalize(inner, inner.pretrained_cfg, options)
-    _set_weights(model, file, f"{name} with {dict(options)} and {len(classes)} classes")
-    if description is not None:
+    with _fits(file, f"{name} with {dict(options)} and {len(classes)} classes"):
+        inner = timm_models.create_for(read_weights(file), name, options, num_classes=len(classes))
+    if description is None:
+        model = timm_models.normalize(inner, inner.pretrained_cfg, options)
+    else:
         model = timm_models.Normalized(inner, description.mean, description.std)
     described = None if description is None else description.image_size
     model.image_size = _side(described or _fixed_size(inner.pretrained_cfg, options) or image_size)
@@ -328,13 +330,20 @@ def _read_segmenter(
     model = segmenter.build(
         name, options, len(classes), decoder_channels=description.decoder["channels"], enlarges=enlarged
     )
-    _set_weights(model, file, f"{name} with {dict(options)}, {description.decoder} and {len(classes)} classes")
+    with _fits(file, f"{name} with {dict(options)}, {description.decoder} and {len(classes)} classes"):
+        model.model.load_state_dict(read_weights(file))
     return timm_models.Normalized(model.model, description.mean, description.std), name, options
 
 
-def _set_weights(model: timm_models.Normalized, file: Path, what: str) -> None:
+@contextlib.contextmanager
+def _fits(file: Path, what: str) -> Iterator[None]:
+    """Weights of another model are told as such.
+
+    Raises:
+        ValueError: a file's weights are not those of what is made.
+    """
     try:
-        model.model.load_state_dict(read_weights(file))
+        yield
     except RuntimeError as error:
         first = " ".join(str(error).split())[:300]
         raise ValueError(f"{file.name} does not fit {what}: {first}") from error

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from launcher.insight import windows
 from launcher.insight.answers import EXPLAINED, Answer, DoesNotApply, NotMeasured
 from launcher.insight.contention import (
@@ -27,14 +25,14 @@ from launcher.insight.evidence import IDLE_GPU, Evidence
 from launcher.insight.findings import NOTICEABLE, Finding, Fix, percent
 from launcher.insight.gains import bounded, estimated
 from launcher.insight.length import epoch_steps
-from launcher.insight.rules.images import cheaper_images, gain_of_cheaper_images, gain_of_quick_reads, shards
+from launcher.insight.rules.images import cheaper_images, gain_of_cheaper_images
 from launcher.insight.rules.neighbours import crowds, outside, programs, without_programs
 from launcher.insight.rules.neighbours import numbers as neighbour_numbers
 from launcher.insight.rules.pauses import after_epoch_firsts, epoch_start_share
+from launcher.insight.rules.storage import slow_storage
 from launcher.insight.rules.workers import (
     CROWDED,
     FULL,
-    crowded,
     kept_by_workers,
     sensible_workers,
     suspected,
@@ -76,14 +74,14 @@ def waiting(evidence: Evidence) -> Answer:
     # cores that other programs have are shared with a further worker, however full they are
     busy = max(0.0, working - outside(evidence) / usable_cores(evidence))
     if _blocked(evidence, busy):
-        return _storage(evidence, wait, lost=wait)
+        return slow_storage(evidence, _numbers(evidence, wait), wait, lost=wait)
     room = min(1 / (1 - wait), 1 / max(busy, 0.01))
     sensible = sensible_workers(evidence)
     if room >= 1 + NOTICEABLE and (evidence.workers is None or evidence.workers < sensible):
         return _too_few_workers(evidence, wait, room, sensible, busy)
     if working >= 0.7:
         return _costly_images(evidence)
-    return _storage(evidence, wait, lost=wait)
+    return slow_storage(evidence, _numbers(evidence, wait), wait, lost=wait)
 
 
 def _taken_from_model(evidence: Evidence) -> float | None:
@@ -348,51 +346,6 @@ def _costly_images(evidence: Evidence, taken_from_model: float | None = None) ->
     )
 
 
-def _storage(evidence: Evidence, wait: float | None, *, lost: float) -> Finding:
-    read = [
-        float(np.mean(evidence.during(host.disk["read"]))) / 1e6
-        for host in evidence.hosts
-        if "read" in host.disk and len(host.disk["read"].values)
-    ]
-    received = [
-        float(np.mean(evidence.during(host.network["receive"]))) / 1e6
-        for host in evidence.hosts
-        if "receive" in host.network and len(host.network["receive"].values)
-    ]
-    numbers = _numbers(evidence, wait)
-    numbers += [f"read from disks {np.mean(read):.1f} MB/s a host"] if read else []
-    numbers += [f"received {np.mean(received):.1f} MB/s a host"] if received else []
-    return Finding(
-        kind="storage_bound",
-        title="Storage is too slow: workers wait for reads",
-        share=lost * evidence.steps_part,
-        evidence=tuple(numbers),
-        cause="reads wait for a disk or the network while cores are idle: many small files, a cold disk, or a far one",
-        fixes=(
-            shards(evidence, "few large reads instead of a file per image"),
-            Fix(
-                setting=None,
-                value="FSx for Lustre for the input, or S3 with mode File, which copies it to the hosts first",
-                why="the images are then near the hosts",
-                scope="job",
-            ),
-            *(
-                (
-                    Fix(
-                        setting="hyperparameters.num_workers",
-                        value=2 * evidence.workers,
-                        now=evidence.workers,
-                        why="more reads at a time: the storage has latency, not full bandwidth",
-                    ),
-                )
-                if evidence.workers and not crowded(evidence)
-                else ()
-            ),
-        ),
-        gain=gain_of_quick_reads(evidence, lost),
-    )
-
-
 def _without_cores(evidence: Evidence, wait: float) -> Finding:
     """The wait was measured, its cause was not."""
     return Finding(
@@ -420,7 +373,7 @@ def _from_system_metrics(evidence: Evidence) -> Answer:
     if idle is None or idle < IDLE_GPU or evidence.busy is None or (evidence.throttled or 0) >= NOTICEABLE:
         return None
     if (evidence.waiting_cores or 0) >= 0.5 and evidence.busy < FULL:
-        return _storage(evidence, None, lost=idle)
+        return slow_storage(evidence, _numbers(evidence, None), None, lost=idle)
     if evidence.busy < 0.85:
         return None
     share = idle * evidence.steps_part

@@ -1,0 +1,79 @@
+"""Storage that is too slow for the workers that read from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from launcher.insight.evidence import Evidence
+from launcher.insight.findings import Finding, Fix
+from launcher.insight.rules.images import gain_of_quick_reads, shards
+from launcher.insight.rules.workers import crowded
+
+MOST_TIMES = 8
+"""As many workers as there are that a finding asks for at once, at most: how much more the storage gives is not known."""
+
+
+def slow_storage(evidence: Evidence, numbers: Sequence[str], wait: float | None, *, lost: float) -> Finding:
+    """Workers wait for reads.
+
+    Args:
+        numbers: what shows it.
+        wait: share of a step that waits for data; None: not measured.
+        lost: share of a step that quick reads would save.
+    """
+    read = [
+        float(np.mean(evidence.during(host.disk["read"]))) / 1e6
+        for host in evidence.hosts
+        if "read" in host.disk and len(host.disk["read"].values)
+    ]
+    received = [
+        float(np.mean(evidence.during(host.network["receive"]))) / 1e6
+        for host in evidence.hosts
+        if "receive" in host.network and len(host.network["receive"].values)
+    ]
+    shown = [*numbers]
+    shown += [f"read from disks {np.mean(read):.1f} MB/s a host"] if read else []
+    shown += [f"received {np.mean(received):.1f} MB/s a host"] if received else []
+    return Finding(
+        kind="storage_bound",
+        title="Storage is too slow: workers wait for reads",
+        share=lost * evidence.steps_part,
+        evidence=tuple(shown),
+        cause="reads wait for a disk or the network while cores are idle: many small files, a cold disk, or a far one",
+        fixes=(
+            shards(evidence, "few large reads instead of a file per image"),
+            Fix(
+                setting=None,
+                value="FSx for Lustre for the input, or S3 with mode File, which copies it to the hosts first",
+                why="the images are then near the hosts",
+                scope="job",
+            ),
+            *(
+                (
+                    Fix(
+                        setting="hyperparameters.num_workers",
+                        value=_more_reads(evidence.workers, wait),
+                        now=evidence.workers,
+                        why="more reads at a time: the storage has latency, not full bandwidth",
+                    ),
+                )
+                if evidence.workers and not crowded(evidence)
+                else ()
+            ),
+        ),
+        gain=gain_of_quick_reads(evidence, lost),
+    )
+
+
+def _more_reads(workers: int, wait: float | None) -> int:
+    """Workers with which no step would wait, were each read to take as long as now: a worker that reads needs no core.
+
+    Args:
+        wait: share of a step that waits for data; None: not measured.
+    """
+    if wait is None:
+        return 2 * workers
+    return min(max(workers + 1, math.ceil(workers / (1 - wait) * 1.1)), MOST_TIMES * workers)
