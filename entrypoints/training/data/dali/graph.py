@@ -12,6 +12,8 @@ from PIL import Image
 from training.data.augmentation import Variation
 from training.data.decode import geometry
 from training.data.decode.decoding import ORIENTATION, decode, open_image
+from training.data.decode.geometry import Rows
+from training.data.decode.jpeg import read_frame
 
 if TYPE_CHECKING:
     from nvidia.dali.backend import TensorListCPU, TensorListGPU
@@ -26,9 +28,7 @@ OTHER_PIXELS = (b"tRNS", b"eXIf", b"Raw profile type", b"tiff:Orientation")
 """What in a PNG stands for transparency, and in any file for an orientation in a place where DALI does not look for it."""
 
 
-NO_TURNS = np.empty((0, 2, 3), np.float32)
-NO_WARP = np.eye(2, 3, dtype=np.float32)
-NOWHERE = np.zeros(2, np.int32)
+NO_WARP: Rows = (1.0, 0.0, 0.0), (0.0, 1.0, 0.0)
 
 
 class Graph(Protocol):
@@ -58,22 +58,23 @@ class Operations(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """The graph's inputs for one image. Matrices are those of `geometry`."""
+    """The graph's inputs for one image, but for the file as plain numbers, of which `inputs` makes an array for a whole batch: while one
+    thread makes these, no other can launch a GPU's kernels. Matrices are those of `geometry`."""
 
     encoded: np.ndarray
     """uint8 (bytes,), a file that DALI decodes."""
-    part: np.ndarray
-    """int32 (4,): top, left, height and width of the upright image's part that is decoded: what `roi` needs, and a margin."""
-    roi: np.ndarray
-    """float32 (4,): top, left, bottom, right of what is scaled, from the part's corner; mirrored where left > right."""
-    turns: np.ndarray = NO_TURNS
-    """float32 (load, 2, 3), a matrix for each turn."""
-    warp: np.ndarray = NO_WARP
-    """float32 (2, 3), the matrix of rotation, shift and mirroring of what was scaled."""
-    scaled: np.ndarray = NOWHERE
-    """float32 (2,): height and width that `roi` is scaled to."""
-    corner: np.ndarray = NOWHERE
-    """int32 (2,): top and left of the canvas in what was scaled; negative where there is black before it."""
+    part: tuple[int, int, int, int]
+    """Top, left, height and width of the upright image's part that is decoded: what `roi` needs, and a margin."""
+    roi: tuple[float, float, float, float]
+    """Top, left, bottom, right of what is scaled, from the part's corner; mirrored where left > right."""
+    turns: tuple[Rows, ...] = ()
+    """A matrix for each round of the load."""
+    warp: Rows = NO_WARP
+    """The matrix of rotation, shift and mirroring of what was scaled."""
+    scaled: tuple[int, int] = (0, 0)
+    """Height and width that `roi` is scaled to."""
+    corner: tuple[int, int] = (0, 0)
+    """Top and left of the canvas in what was scaled; negative where there is black before it."""
 
 
 def prepare(encoded: bytes, size: tuple[int, int], variation: Variation, operations: Operations) -> Prepared:
@@ -92,16 +93,17 @@ def prepare(encoded: bytes, size: tuple[int, int], variation: Variation, operati
     y, x = part[:2]
     if variation.mirrored and not operations.warped:
         left, right = right, left
-    turns = [geometry.turned(turn, width, height)[:2] for turn in variation.turns]
-    warp = geometry.rotation(variation.degrees, view, view, variation.shift)
-    if variation.mirrored:
-        warp = warp @ geometry.mirror(view)
+    warp = NO_WARP
+    if operations.warped:
+        (a, b, across), (c, d, down) = geometry.rotation_rows(variation.degrees, view, view, variation.shift)
+        mirrored = (-a, b, a * view + across), (-c, d, c * view + down)
+        warp = mirrored if variation.mirrored else ((a, b, across), (c, d, down))
     return Prepared(
         np.frombuffer(encoded, np.uint8),
-        np.array(part, np.int32),
-        np.array((top - y, left - x, bottom - y, right - x), np.float32),
-        np.array(turns, np.float32).reshape(-1, 2, 3),
-        warp[:2].astype(np.float32),
+        part,
+        (top - y, left - x, bottom - y, right - x),
+        tuple(geometry.turned_rows([turn], width, height) for turn in variation.turns),
+        warp,
     )
 
 
@@ -120,10 +122,10 @@ def prepare_part(
     high, wide = bottom - top, right - left
     return Prepared(
         np.frombuffer(encoded, np.uint8),
-        np.array((top, left, high, wide), np.int32),
-        np.array((0, wide, high, 0) if mirrored else (0, 0, high, wide), np.float32),
-        scaled=np.array(scaled, np.float32),
-        corner=-np.array(begin, np.int32),
+        (top, left, high, wide),
+        (0, wide, high, 0) if mirrored else (0, 0, high, wide),
+        scaled=scaled,
+        corner=(-begin[0], -begin[1]),
     )
 
 
@@ -131,8 +133,8 @@ def example(operations: Operations) -> Prepared:
     """A small black JPEG."""
     file = io.BytesIO()
     Image.new("RGB", (16, 16)).save(file, "JPEG")
-    turns = np.repeat(NO_WARP[None], operations.load, axis=0)
-    return prepare_part(file.getvalue(), (0, 0, 16, 16), operations.size, (0, 0), mirrored=False)._replace(turns=turns)
+    whole = prepare_part(file.getvalue(), (0, 0, 16, 16), operations.size, (0, 0), mirrored=False)
+    return whole._replace(turns=(NO_WARP,) * operations.load)
 
 
 def upright_size(encoded: bytes) -> tuple[int, int] | None:
@@ -142,6 +144,9 @@ def upright_size(encoded: bytes) -> tuple[int, int] | None:
         None where DALI may fail, or show other colours or another side up than `decoding.decode`: JPEG in four colours, PNG with a
         palette, transparency or 16 bits, other formats, files without their end, and what is no image.
     """
+    frame = read_frame(encoded)
+    if frame is not None and not frame.tagged:
+        return (frame.width, frame.height) if encoded.endswith(JPEG_END) else None
     try:
         with open_image(encoded) as opened:
             if opened.format == "PNG":
@@ -229,17 +234,19 @@ def build(operations: Operations, *, images: int, threads: int, device_id: int |
 
 def inputs(images: list[Prepared], operations: Operations) -> dict[str, Any]:
     """What `build`'s graph is fed for a batch, by name."""
-    parts, rois = np.stack([image.part for image in images]), np.stack([image.roi for image in images])
-    given = {"roi_start": rois[:, :2], "roi_end": rois[:, 2:]}
+    rois = np.array([image.roi for image in images], np.float32)
+    given: dict[str, np.ndarray] = {"roi_start": rois[:, :2], "roi_end": rois[:, 2:]}
     if operations.load:
-        turns = np.stack([image.turns for image in images])
+        turns = np.array([image.turns for image in images], np.float32)
         given |= {f"turn_{turn}": turns[:, turn] for turn in range(operations.load)}
     else:
+        parts = np.array([image.part for image in images], np.int32)
         given |= {"part_start": parts[:, :2], "part_shape": parts[:, 2:]}
     if operations.warped:
-        given["warp"] = np.stack([image.warp for image in images])
+        given["warp"] = np.array([image.warp for image in images], np.float32)
     if operations.pasted:
-        given |= {name: np.stack([getattr(image, name) for image in images]) for name in ("scaled", "corner")}
+        given["scaled"] = np.array([image.scaled for image in images], np.float32)
+        given["corner"] = np.array([image.corner for image in images], np.int32)
     contiguous = {name: np.ascontiguousarray(value) for name, value in given.items()}
     return {"encoded": [image.encoded for image in images], **contiguous}
 

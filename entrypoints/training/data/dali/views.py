@@ -70,7 +70,9 @@ class ViewsByDali:
         self.items_a_draw = 2 if views.mixing.is_on else 1
 
     def begin_batch(self, fallback_indices: Collection[int]) -> Callable[[SampleKey], DrawnView]:
-        item = PerBatchMemo(partial(self._item, fallback_indices))
+        item: Callable[[int, int], ViewItem] = partial(self._item, fallback_indices)
+        if self.views.mixing.is_on:  # an image may be another's partner
+            item = PerBatchMemo(item)
         return lambda draw: self._drawn(*draw, item)
 
     def _drawn(self, view: int, index: int, item: Callable[[int, int], ViewItem]) -> DrawnView:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import TypeAlias
 
 import numpy as np
 
@@ -15,6 +16,10 @@ from training.data.augmentation import Turn, Variation
 
 LONGEST = 8
 """Times its shorter side that an image may be long, and be scaled as a whole before its middle is cut."""
+
+
+Rows: TypeAlias = tuple[tuple[float, float, float], tuple[float, float, float]]
+"""A matrix's first two rows as plain numbers: where many images' become one array, an array for each would take longer."""
 
 
 def mirror(width: float) -> np.ndarray:
@@ -29,13 +34,16 @@ def flip(height: float) -> np.ndarray:
 
 def rotation(degrees: float, width: float, height: float, shift: tuple[float, float] = (0, 0)) -> np.ndarray:
     """A counterclockwise rotation around the middle of a canvas of constant size, then a shift right and down."""
+    return np.array([*rotation_rows(degrees, width, height, shift), (0, 0, 1.0)])
+
+
+def rotation_rows(degrees: float, width: float, height: float, shift: tuple[float, float] = (0, 0)) -> Rows:
+    """`rotation`'s."""
     angle, x, y = math.radians(degrees), width / 2, height / 2
     cos, sin = math.cos(angle), math.sin(angle)
     across, down = -x - shift[0], -y - shift[1]
     # the y axis points down, so a viewer's counterclockwise is clockwise in these numbers
-    return np.array(
-        [[cos, -sin, cos * across - sin * down + x], [sin, cos, sin * across + cos * down + y], [0, 0, 1.0]]
-    )
+    return (cos, -sin, cos * across - sin * down + x), (sin, cos, sin * across + cos * down + y)
 
 
 def turned(turn: Turn, width: int, height: int) -> np.ndarray:
@@ -45,6 +53,11 @@ def turned(turn: Turn, width: int, height: int) -> np.ndarray:
 
 def all_turned(turns: Iterable[Turn], width: int, height: int) -> np.ndarray:
     """Rounds of the augmentation load, one after the other."""
+    return np.array([*turned_rows(turns, width, height), (0, 0, 1.0)])
+
+
+def turned_rows(turns: Iterable[Turn], width: int, height: int) -> Rows:
+    """`all_turned`'s."""
     # all turn around one middle; plain numbers, as products of small arrays are slow
     a, b, c, d = 1.0, 0.0, 0.0, 1.0
     for turn in turns:
@@ -55,7 +68,7 @@ def all_turned(turns: Iterable[Turn], width: int, height: int) -> np.ndarray:
         cos, sin = math.cos(math.radians(turn.degrees)), math.sin(math.radians(turn.degrees))
         a, b, c, d = a * cos + b * sin, b * cos - a * sin, c * cos + d * sin, d * cos - c * sin
     x, y = width / 2, height / 2
-    return np.array([[a, b, x - a * x - b * y], [c, d, y - c * x - d * y], [0, 0, 1.0]])
+    return (a, b, x - a * x - b * y), (c, d, y - c * x - d * y)
 
 
 def scaled_box(box: tuple[float, float, float, float], size: int) -> np.ndarray:

@@ -35,8 +35,34 @@ class JpegHeader(NamedTuple):
         return (self.height, self.width) if self.orientation >= 5 else (self.width, self.height)
 
 
+class JpegFrame(NamedTuple):
+    """What the frame header of a plain JPEG says."""
+
+    width: int
+    height: int
+    channels: int
+    """1 or 3."""
+    tagged: bool
+    """Whether EXIF or XMP comes before it, which may say that the image is not upright."""
+
+
 def read_header(encoded: bytes) -> JpegHeader | None:
     """The header of a plain JPEG; None: another kind of JPEG, a damaged one, one of more than MAX_PIXELS, or no JPEG."""
+    frame = read_frame(encoded)
+    if frame is None:
+        return None
+    orientation = 1
+    if frame.tagged:  # as the reference does: both turn a file with odd EXIF data alike
+        try:
+            with open_image(encoded) as opened:
+                orientation = opened.getexif().get(ORIENTATION)
+        except Exception:
+            return None
+    return JpegHeader(frame.width, frame.height, frame.channels, orientation if orientation in range(1, 9) else 1)
+
+
+def read_frame(encoded: bytes) -> JpegFrame | None:
+    """The frame header of a plain JPEG; None as `read_header`. It is read in a tenth of the time that Pillow takes to open a file."""
     if encoded[:3] != b"\xff\xd8\xff":
         return None
     place, end, tagged = 2, len(encoded) - 4, False
@@ -53,7 +79,7 @@ def read_header(encoded: bytes) -> JpegHeader | None:
         length = int.from_bytes(encoded[place + 2 : place + 4], "big")
         segment = encoded[place + 4 : place + 2 + length]
         if marker in HUFFMAN_FRAMES:
-            return _frame(encoded, segment, tagged)
+            return _frame(segment, tagged)
         if marker == 0xEE and segment[:5] == b"Adobe" and segment[11:12] != b"\1":
             return None  # neither YCbCr nor grey: RGB, CMYK or YCCK
         if marker == 0xE1:  # EXIF, or XMP, which may hold the orientation too
@@ -64,22 +90,13 @@ def read_header(encoded: bytes) -> JpegHeader | None:
     return None
 
 
-def _frame(encoded: bytes, segment: bytes, tagged: bool) -> JpegHeader | None:
+def _frame(segment: bytes, tagged: bool) -> JpegFrame | None:
     if len(segment) < 9:
         return None
     bits, height, width, channels = struct.unpack(">BHHB", segment[:6])
     if bits != 8 or channels not in (1, 3) or not height or not width or segment[6:12:3] in (b"RG", b"rg"):
         return None
-    if too_large(width, height):
-        return None
-    orientation = 1
-    if tagged:  # as the reference does: both turn a file with odd EXIF data alike
-        try:
-            with open_image(encoded) as opened:
-                orientation = opened.getexif().get(ORIENTATION)
-        except Exception:
-            return None
-    return JpegHeader(width, height, channels, orientation if orientation in range(1, 9) else 1)
+    return None if too_large(width, height) else JpegFrame(width, height, channels, tagged)
 
 
 Decoder = Callable[[bytes, JpegHeader, int, bool], "np.ndarray | None"]
