@@ -20,7 +20,7 @@ class Rule:
 
 RULES = {
     "num_workers": Rule(True, "which images make a batch does not depend on who prepares them"),
-    "worker_type": Rule(True, "threads, processes, a loader process and other hosts prepare the same batches"),
+    "worker_type": Rule(True, "threads, processes, loader processes and other hosts prepare the same batches"),
     "log_every": Rule(True, "only how often the loss is read changes"),
     "pin_memory": Rule(True, "the same bytes, in memory that the GPU can read at once"),
     "persistent_workers": Rule(True, "the same workers prepare the next epoch"),

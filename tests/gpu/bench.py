@@ -356,13 +356,18 @@ class Bench:
                 yield
 
 
-def seconds_a_step(bench: Bench, steps: Iterator[None], warm_up: int, least: int) -> float:
-    """Mean seconds of steps: at least so many, and for the time that a speed is measured."""
-    for _ in range(warm_up):
+def seconds_a_step(bench: Bench, steps: Iterator[None], warm_up: int, least: int, crowd: int = 0) -> float:
+    """Mean seconds of steps: at least so many, and for the time that a speed is measured.
+
+    Args:
+        crowd: batches that come together, of which two crowds at least and whole ones are measured: of part of one the wait before it
+            counts too much, or too little.
+    """
+    for _ in range(max(warm_up, crowd)):
         next(steps)
     bench.synchronize()
     started, count = time.perf_counter(), 0
-    while count < least or time.perf_counter() - started < bench.sizes.seconds:
+    while count < max(least, 2 * crowd) or count % max(crowd, 1) or time.perf_counter() - started < bench.sizes.seconds:
         next(steps)
         count += 1
     bench.synchronize()

@@ -172,7 +172,7 @@ class _Bench:
 
     def whole_steps(self, task: Task, loaders: Loaders, name: str, workers: int) -> float:
         """Images a second over all processes, of optimizer steps."""
-        crowd = -(-workers // loaders.train_batches.accumulation) if self.kind == "processes" else 0
+        crowd = -(-loaders.workers.crowd // loaders.train_batches.accumulation)
         seconds = TURNS[name] * self.turn
         self.run.timeline.start()
         steps = step_by_step(task, self.states, loaders, self.run, self.next_step)
@@ -195,10 +195,14 @@ class _Bench:
     def input_alone(self, loaders: Loaders, workers: int) -> dict[str, float]:
         """Images a second of all processes' input sides, and CPU seconds an image of the first one's."""
         self._agreed(0.0)  # all at once: they share a host's cores
-        crowd = workers if self.kind == "processes" else 0
         began, seconds = time.perf_counter(), TURNS["input_alone"] * self.turn
         alone = input_alone(
-            loaders, sys.maxsize, self.world, most_seconds=seconds, first_step=self.next_step, crowd=crowd
+            loaders,
+            sys.maxsize,
+            self.world,
+            most_seconds=seconds,
+            first_step=self.next_step,
+            crowd=loaders.workers.crowd,
         )
         speed = self._agreed(alone["input_images_per_second"]) * self.world.size
         images = self._agreed(time.perf_counter() - began) * speed

@@ -158,7 +158,7 @@ def create_for(weights: Mapping[str, torch.Tensor], name: str, options: Mapping[
     """A timm model with some weights. Where the model allows it, no random ones are drawn first, which takes 4 s of a ViT-L/16.
 
     Args:
-        weights: all of the model's, by name; they are taken as they are, and not copied.
+        weights: all of the model's, by name; they are copied.
         name, options, more: as `create` takes them.
 
     Raises:
@@ -166,10 +166,11 @@ def create_for(weights: Mapping[str, torch.Tensor], name: str, options: Mapping[
         RuntimeError: the weights are not the model's.
     """
     # on the meta device some models cannot be made, and before torch 2.1 no weights be taken; what does not fit is told below
-    with contextlib.suppress(RuntimeError, NotImplementedError, TypeError):
+    with contextlib.suppress(RuntimeError, NotImplementedError, TypeError, ValueError):
         with torch.device("meta"):
             model = create(name, options, **more)
-        model.load_state_dict(weights, assign=True)
+        # those of a file are its memory, which changes where the file is written over
+        model.load_state_dict({key: value.clone() for key, value in weights.items()}, assign=True)
         if not any(value.is_meta for module in model.modules() for value in _tensors(module)):
             return model
     model = create(name, options, **more)

@@ -12,8 +12,8 @@ from launcher.insight.findings import Finding, Fix
 from launcher.insight.rules.images import gain_of_quick_reads, shards
 from launcher.insight.rules.workers import crowded
 
-MOST_TIMES = 8
-"""As many workers as there are that a finding asks for at once, at most: how much more the storage gives is not known."""
+A_CORE = 2
+"""Workers that a finding asks for, at most, for each core: how much more the storage gives is not known, and each takes memory."""
 
 
 def slow_storage(evidence: Evidence, numbers: Sequence[str], wait: float | None, *, lost: float) -> Finding:
@@ -55,7 +55,7 @@ def slow_storage(evidence: Evidence, numbers: Sequence[str], wait: float | None,
                 (
                     Fix(
                         setting="hyperparameters.num_workers",
-                        value=_more_reads(evidence.workers, wait),
+                        value=_more_reads(evidence.workers, wait, evidence.cores_each),
                         now=evidence.workers,
                         why="more reads at a time: the storage has latency, not full bandwidth",
                     ),
@@ -68,12 +68,14 @@ def slow_storage(evidence: Evidence, numbers: Sequence[str], wait: float | None,
     )
 
 
-def _more_reads(workers: int, wait: float | None) -> int:
+def _more_reads(workers: int, wait: float | None, cores: float | None) -> int:
     """Workers with which no step would wait, were each read to take as long as now: a worker that reads needs no core.
 
     Args:
         wait: share of a step that waits for data; None: not measured.
+        cores: of each training process; None: not known.
     """
-    if wait is None:
+    if wait is None or wait >= 1:
         return 2 * workers
-    return min(max(workers + 1, math.ceil(workers / (1 - wait) * 1.1)), MOST_TIMES * workers)
+    most = max(2 * workers, round(A_CORE * (cores or 0)))
+    return min(max(workers + 1, math.ceil(workers / (1 - wait) * 1.1)), most)
