@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from training.data.augmentation import PARTS
-from training.data.decode.jpeg import JpegHeader, find_decoder, opencv, read_header
+from training.data.decode.jpeg import JpegHeader, find_decoder, opencv, read_frame, read_header
 
 from .conftest import DECODERS
 from .photographs import NAMES, jpeg, photograph, pixels_of, psnr
@@ -57,6 +57,17 @@ def test_the_orientation_is_that_of_exif_and_one_that_does_not_exist_is_upright(
     header = read_header(jpeg(pixels_of("china", (48, 32)), exif=exif))
     assert header == JpegHeader(48, 32, 3, orientation if 1 <= orientation <= 8 else 1)
     assert header.upright_size == ((32, 48) if 5 <= orientation <= 8 else (48, 32))
+
+
+def test_the_orientation_may_come_behind_the_frame_header():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    tagged = jpeg(pixels_of("china", (48, 32)), exif=exif)
+    content = tagged[tagged.index(b"\xff\xe1") + 4 :][: tagged.index(b"\xff\xdb") - tagged.index(b"\xff\xe1") - 4]
+    place = SMALL.index(b"\xff\xda")
+    late = SMALL[:place] + bytes([0xFF, 0xE1]) + struct.pack(">H", len(content) + 2) + content + SMALL[place:]
+    assert Image.open(io.BytesIO(late)).getexif()[0x0112] == 6
+    assert read_header(late) == JpegHeader(48, 32, 3, 6) and read_frame(late).tagged and not read_frame(SMALL).tagged
 
 
 def test_segments_and_fill_bytes_before_the_frame_are_passed_over():

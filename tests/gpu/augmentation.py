@@ -58,7 +58,7 @@ def speeds(bench: Bench, result: Result, *, model: str, load: int) -> None:
         opened = open_data(root, root, chosen, 3)
         engine.loaders = open_loaders(opened, chosen, bench.world(), batch_size_per_device=sizes.large_batch)
         steps = engine.steps()
-        seconds = seconds_a_step(bench, steps, 5, 10, engine.loaders.workers.crowd)
+        seconds = seconds_a_step(bench, steps, 5, 10, engine.loaders.crowd)
         steps.close()
         baseline = baseline or seconds
         result.rows.append(

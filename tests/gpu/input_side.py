@@ -49,7 +49,7 @@ def speeds(bench: Bench, result: Result) -> None:
         engine.loaders = open_loaders(data, chosen, bench.world(), batch_size_per_device=images)
         alone = images / _seconds_a_batch(engine.loaders, sizes.seconds)
         steps = engine.steps()
-        seconds = seconds_a_step(bench, steps, 5, 10, engine.loaders.workers.crowd)
+        seconds = seconds_a_step(bench, steps, 5, 10, engine.loaders.crowd)
         steps.close()
         result.rows.append(_row(kind, engine.loaders.workers.count, seconds, images, busy, alone))
     result.figures["decoder"] = data.notes[0]
@@ -67,7 +67,7 @@ def _seconds_a_batch(loaders: Loaders, least: float) -> float:
     Args:
         least: seconds that are measured.
     """
-    batches, crowd = _on_and_on(loaders), max(loaders.workers.crowd, 1)
+    batches, crowd = _on_and_on(loaders), max(loaders.crowd, 1)
     for _ in range(max(5, crowd)):
         next(batches)
     started, count = time.perf_counter(), 0

@@ -93,6 +93,13 @@ class Loaders:
     validation: KeptBatches
     workers: Workers
 
+    @property
+    def crowd(self) -> int:
+        """Micro-batches for training that come together, as each worker process makes whole ones side by side with the others; 0: they come
+        one by one."""
+        in_processes = isinstance(self.train, (DataLoader, LoaderProcesses))
+        return self.workers.count if in_processes else 0
+
 
 def open_loaders(
     data: Data[Images, Images],

@@ -44,11 +44,6 @@ class Workers:
     about: str = ""
     """How many there are, and why: for the log."""
 
-    @property
-    def crowd(self) -> int:
-        """Micro-batches that come together, where each process makes whole ones side by side with the others; 0: they come one by one."""
-        return self.count if self.kind in ("processes", "loader") else 0
-
 
 def choose(
     settings: TrainingSettings,

@@ -121,17 +121,15 @@ class _Bench:
             f"probe_seconds {self.settings.probe_seconds:g}: this run measures and does not train; {left:.0f} s are left, "
             f"{self.turn:.2f} s for each turn"
         )
-        found["as_it_is"].append(self.whole_steps(task, self._open(self.today), "as_it_is", self.today))
+        found["as_it_is"].append(self.whole_steps(task, self._open(self.today), "as_it_is"))
         found["phases"] = self.phases
         self.log_speed("as it is", found["as_it_is"][0])
         alone = self._open(0)
         alone = replace(alone, train=RepeatedBatch(alone.train))
-        found["one_batch"] = self.whole_steps(task, alone, "one_batch", 0)
+        found["one_batch"] = self.whole_steps(task, alone, "one_batch")
         self.log_speed("on one batch over and over", found["one_batch"])
         if without_teacher is not None and self.there_is_time_for("one_batch_without_teacher"):
-            found["one_batch_without_teacher"] = self.whole_steps(
-                without_teacher, alone, "one_batch_without_teacher", 0
-            )
+            found["one_batch_without_teacher"] = self.whole_steps(without_teacher, alone, "one_batch_without_teacher")
             self.log_speed("the same without the teacher", found["one_batch_without_teacher"])
         for count in counts:
             if self.there_is_time_for("input_alone", str(count)):
@@ -140,11 +138,11 @@ class _Bench:
                 self.log_speed(f"the input alone, {by}", found["input_alone"][-1]["images_per_second"])
         best = self.best_workers()
         if best is not None and self.there_is_time_for("with_workers"):
-            speed = self.whole_steps(task, self._open(best), "with_workers", best)
+            speed = self.whole_steps(task, self._open(best), "with_workers")
             found["with_workers"] = {"workers": best, "images_per_second": speed}
             self.log_speed(f"whole steps with {best} workers", speed)
         if self.there_is_time_for("again"):  # what else this machine does changes: how much shows here
-            found["as_it_is"].append(self.whole_steps(task, self._open(self.today), "again", self.today))
+            found["as_it_is"].append(self.whole_steps(task, self._open(self.today), "again"))
             self.log_speed("as it is, again", found["as_it_is"][-1])
         found["finished"] = True
         self._write()
@@ -170,9 +168,9 @@ class _Bench:
         best = min(count for count, speed in speeds.items() if speed >= AS_FAST * max(speeds.values()))
         return None if best == self.today else best
 
-    def whole_steps(self, task: Task, loaders: Loaders, name: str, workers: int) -> float:
+    def whole_steps(self, task: Task, loaders: Loaders, name: str) -> float:
         """Images a second over all processes, of optimizer steps."""
-        crowd = -(-loaders.workers.crowd // loaders.train_batches.accumulation)
+        crowd = -(-loaders.crowd // loaders.train_batches.accumulation)
         seconds = TURNS[name] * self.turn
         self.run.timeline.start()
         steps = step_by_step(task, self.states, loaders, self.run, self.next_step)
@@ -202,7 +200,7 @@ class _Bench:
             self.world,
             most_seconds=seconds,
             first_step=self.next_step,
-            crowd=loaders.workers.crowd,
+            crowd=loaders.crowd,
         )
         speed = self._agreed(alone["input_images_per_second"]) * self.world.size
         images = self._agreed(time.perf_counter() - began) * speed

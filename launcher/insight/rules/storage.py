@@ -13,7 +13,7 @@ from launcher.insight.rules.images import gain_of_quick_reads, shards
 from launcher.insight.rules.workers import crowded
 
 A_CORE = 2
-"""Workers that a finding asks for, at most, for each core: how much more the storage gives is not known, and each takes memory."""
+"""Workers for each core up to which more than twice as many are asked for: what the storage gives is not known, and each takes memory."""
 
 
 def slow_storage(evidence: Evidence, numbers: Sequence[str], wait: float | None, *, lost: float) -> Finding:

@@ -82,7 +82,7 @@ class Recipe(Protocol[OneItem, OneDrawn]):
     """At most."""
 
     def begin_batch(self, fallback_indices: Collection[int]) -> Callable[[SampleKey], OneDrawn]:
-        """What reads the draws of one batch, in several threads; an Item that two of them need is one object.
+        """What reads the draws of one batch, in several threads; an Item that two of them need as a partner is one object.
 
         Args:
             fallback_indices: indices of images that DALI does not decode, and the reference decoder shall.
