@@ -21,6 +21,7 @@ from training.data.dali.pipeline import DaliBatches
 from training.data.dali.views import ViewsByDali, mixed
 from training.data.decode.decoding import as_pixels, decode
 from training.data.decode.reference import vary
+from training.data.loaders import open_loaders
 from training.data.mixing import Mixing
 from training.data.views import open_data
 from training.distributed.world import World
@@ -248,6 +249,12 @@ def test_two_ranks_learn_from_dalis_batches(tmp_path):
     status = run.wait(240)
     assert status == "Completed", (status, [line for _, line in run.logs()][-20:])
     assert run.result()["world_size"] == 2 and run.result()["validation_accuracy"] > 0.3
+
+
+def test_its_batches_come_one_by_one_though_processes_make_the_held_out_ones(root):
+    chosen = ClassifierSettings(model="x", preprocessing="dali", image_size=32, global_batch_size=4, num_workers=2)
+    opened = open_loaders(open_data(root, root, chosen, 3), chosen, ALONE, batch_size_per_device=4)
+    assert (opened.workers.kind, opened.workers.count, opened.crowd) == ("processes", 2, 0)
 
 
 def test_without_the_package_the_script_says_what_to_install(root, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from typing import NamedTuple
@@ -75,6 +76,15 @@ def test_batches_that_come_all_at_once_count_as_many_as_are_made_side_by_side(mo
     found = input_alone(opened, 10**9, ALONE, most_seconds=0.05, first_step=4, crowd=6)
     assert taken == [(1, 4), (2, 0), (3, 0)], "2 batches, 6 and 6: 7 before those that count, and at least 6"
     assert 0 < found["input_images_per_second"] <= 2 / BURNT * 1.5
+
+
+@pytest.mark.parametrize(
+    ("workers", "kind", "crowd"), [(0, "processes", 0), (2, "processes", 2), (2, "loader", 2), (2, "threads", 0)]
+)
+def test_the_batches_of_several_processes_come_in_crowds(workers, kind, crowd):
+    opened = loaders(workers, kind)
+    assert opened.crowd == crowd
+    assert dataclasses.replace(opened, train=RepeatedBatch(opened.train)).crowd == 0
 
 
 @pytest.mark.parametrize("workers", [0, 2])
