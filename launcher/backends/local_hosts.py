@@ -217,7 +217,7 @@ def merged_files(roots: Iterable[Path]) -> dict[str, Path]:
 def pack(files: Mapping[str, Path], archive: Path) -> None:
     """Pack files as a .tar.gz, links as their targets, so that the archive is complete.
 
-    They are stored: at gzip's fastest level the weights of a ViT-L/16, 1.2 GB, take 35 s instead of 4 and are 7 % smaller.
+    They are stored, not compressed: weights hardly shrink, and packing them takes ten times as long (tests/benchmarks/model_files.py).
     """
     with tarfile.open(archive, "w:gz", compresslevel=0, dereference=True) as tar:
         for name, file in sorted(files.items()):

@@ -69,8 +69,8 @@ def cost(root: Path, images: int, rounds: int) -> str:
 
 
 def python_part(root: Path, rounds: int) -> str:
-    """CPU time an image of what Python does before DALI begins: reading a file, drawing its variation, writing DALI's inputs. No other thread
-    runs Python meanwhile, so it limits images a second, and delays the launches of a GPU's kernels."""
+    """CPU time an image of what Python does before DALI begins: reading a file, drawing its variation, writing DALI's inputs. But for the
+    reading no other thread runs Python meanwhile, so it limits images a second, and delays the launches of a GPU's kernels."""
     rows = [("augmentation load", "µs an image")]
     for load in (0, 1, 12):
         chosen = LabelledImageSettings(

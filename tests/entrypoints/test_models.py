@@ -135,6 +135,14 @@ def test_a_model_with_given_weights_draws_none_where_nothing_in_it_has_to_be_com
         assert torch.equal(made(images), usual(images))
 
 
+def test_given_weights_are_copied_out_of_their_files_memory():
+    weights = timm_models.create("resnet10t", {}, num_classes=4).state_dict()
+    made = timm_models.create_for(weights, "resnet10t", {}, num_classes=4)
+    for value in weights.values():
+        value.zero_()
+    assert made.fc.weight.abs().sum() > 0
+
+
 def test_weights_of_another_model_are_refused_by_both_ways_of_making_it():
     other = timm_models.create("resnet10t", {}, num_classes=5).state_dict()
     for name in ("resnet10t", "swin_tiny_patch4_window7_224"):

@@ -357,9 +357,11 @@ class Bench:
 
 
 def seconds_a_step(bench: Bench, steps: Iterator[None], warm_up: int, least: int, crowd: int = 0) -> float:
-    """Mean seconds of steps: at least so many, and for the time that a speed is measured.
+    """Mean seconds of a step, over the time that a speed is measured.
 
     Args:
+        warm_up: steps before it that do not count.
+        least: steps that count, at least.
         crowd: batches that come together, of which two crowds at least and whole ones are measured: of part of one the wait before it
             counts too much, or too little.
     """

@@ -15,6 +15,7 @@ from tests.gpu.outcomes import NotChecked, Result
 from tests.gpu.scripts import make_channels
 
 IMAGES = 2048
+"""To train on; each trial sees some of them."""
 
 TOOLKIT = ("pydantic", "sagemaker_pytorch_container")
 """What the launcher needs to run a job on this machine."""
@@ -74,8 +75,9 @@ def _trials(table: Path) -> list[dict[str, Any]]:
         ]
 
 
-def _job(bench: Bench) -> dict:
-    sizes, folder = bench.sizes, Path(bench.folder)
+def _job(bench: Bench) -> dict[str, Any]:
+    """A config of train_kd.py."""
+    sizes, folder = bench.sizes, bench.folder
     return {
         "name": "kt-one-gpu",
         "script": "train_kd.py",

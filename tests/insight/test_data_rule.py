@@ -200,9 +200,10 @@ def test_slow_storage_is_told_with_what_was_read_and_received():
         assert told.kind == "storage_bound" and "num_workers" not in str(told.fixes)
 
 
-@pytest.mark.parametrize(("workers", "wait", "wanted"), [(1, 0.72, 4), (4, 0.4, 8), (2, 0.95, 16)])
+@pytest.mark.parametrize(("workers", "wait", "wanted"), [(1, 0.72, 4), (4, 0.4, 8), (2, 0.95, 16), (9, 0.9, 18)])
 def test_as_many_workers_are_asked_for_as_hide_the_reads(workers, wait, wanted):
-    """One that reads needs no core, so as many keep up as one takes times as long as a step: 1 / (1 - 0.72) and a tenth is 3.9."""
+    """One that reads needs no core, so as many keep up as one takes times as long as a step: 1 / (1 - 0.72) and a tenth is 3.9. Of these
+    8 cores there are two a core, or twice as many as there were."""
     slow = waiting(wait, gpu=100 * (1 - wait), io_wait=2.0, settings={"num_workers": workers})
     assert str(asked(slow).fixes[-1]).startswith(f"hyperparameters.num_workers={wanted} (now {workers}): more reads")
 

@@ -63,7 +63,7 @@ def serve(dataset: Images, collate: Collate, pipe: Connection) -> None:
     # by which Python ends what is left; the server of processes ignores it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     leave_the_cores()
-    torch.set_num_threads(1)  # there is a process for every core
+    torch.set_num_threads(1)  # the other cores have processes of their own
     _Server(dataset, collate, pipe).run()
 
 

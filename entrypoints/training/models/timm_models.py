@@ -155,7 +155,8 @@ def create(name: str, options: Mapping[str, Any], **more: Any) -> TimmModel:
 
 
 def create_for(weights: Mapping[str, torch.Tensor], name: str, options: Mapping[str, Any], **more: Any) -> TimmModel:
-    """A timm model with some weights. Where the model allows it, no random ones are drawn first, which takes 4 s of a ViT-L/16.
+    """A timm model with given weights. Where the model allows it, no random ones are drawn first, which takes 6 s of a ViT-L/16
+    (tests/benchmarks/model_files.py).
 
     Args:
         weights: all of the model's, by name; they are copied.
@@ -165,8 +166,9 @@ def create_for(weights: Mapping[str, torch.Tensor], name: str, options: Mapping[
         ValueError: as `create`.
         RuntimeError: the weights are not the model's.
     """
-    # on the meta device some models cannot be made, and before torch 2.1 no weights be taken; what does not fit is told below
-    with contextlib.suppress(RuntimeError, NotImplementedError, TypeError, ValueError):
+    # Some models cannot be made on the meta device, where no value can be read (RuntimeError; from `create` ValueError), and torch 2.0
+    # knows no `assign` (TypeError). Weights that do not fit raise a RuntimeError here too; the second attempt raises it for the caller.
+    with contextlib.suppress(RuntimeError, TypeError, ValueError):
         with torch.device("meta"):
             model = create(name, options, **more)
         # those of a file are its memory, which changes where the file is written over
@@ -179,7 +181,7 @@ def create_for(weights: Mapping[str, torch.Tensor], name: str, options: Mapping[
 
 
 def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
-    """A module's own, also those that are neither parameters nor buffers."""
+    """A module's own tensors: parameters, buffers, and those that are plain attributes."""
     yield from module.parameters(recurse=False)
     yield from module.buffers(recurse=False)
     yield from (value for value in vars(module).values() if isinstance(value, torch.Tensor))

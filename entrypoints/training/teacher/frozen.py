@@ -337,7 +337,7 @@ def _read_segmenter(
 
 @contextlib.contextmanager
 def _fits(file: Path, what: str) -> Iterator[None]:
-    """Weights of another model are told as such.
+    """Names the file and the model where weights do not fit.
 
     Raises:
         ValueError: a file's weights are not those of what is made.

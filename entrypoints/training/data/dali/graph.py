@@ -95,9 +95,9 @@ def prepare(encoded: bytes, size: tuple[int, int], variation: Variation, operati
         left, right = right, left
     warp = NO_WARP
     if operations.warped:
-        (a, b, across), (c, d, down) = geometry.rotation_rows(variation.degrees, view, view, variation.shift)
-        mirrored = (-a, b, a * view + across), (-c, d, c * view + down)
-        warp = mirrored if variation.mirrored else ((a, b, across), (c, d, down))
+        warp = geometry.rotation_rows(variation.degrees, view, view, variation.shift)
+        if variation.mirrored:
+            warp = geometry.mirrored_rows(warp, view)
     return Prepared(
         np.frombuffer(encoded, np.uint8),
         part,

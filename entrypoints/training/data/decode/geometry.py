@@ -38,12 +38,18 @@ def rotation(degrees: float, width: float, height: float, shift: tuple[float, fl
 
 
 def rotation_rows(degrees: float, width: float, height: float, shift: tuple[float, float] = (0, 0)) -> Rows:
-    """`rotation`'s."""
+    """The first two rows of `rotation`, of the same arguments."""
     angle, x, y = math.radians(degrees), width / 2, height / 2
     cos, sin = math.cos(angle), math.sin(angle)
     across, down = -x - shift[0], -y - shift[1]
     # the y axis points down, so a viewer's counterclockwise is clockwise in these numbers
     return (cos, -sin, cos * across - sin * down + x), (sin, cos, sin * across + cos * down + y)
+
+
+def mirrored_rows(rows: Rows, width: float) -> Rows:
+    """The first two rows of a matrix times `mirror`: what is `width` pixels wide is mirrored before it is mapped."""
+    (a, b, across), (c, d, down) = rows
+    return (-a, b, a * width + across), (-c, d, c * width + down)
 
 
 def turned(turn: Turn, width: int, height: int) -> np.ndarray:
@@ -57,7 +63,7 @@ def all_turned(turns: Iterable[Turn], width: int, height: int) -> np.ndarray:
 
 
 def turned_rows(turns: Iterable[Turn], width: int, height: int) -> Rows:
-    """`all_turned`'s."""
+    """The first two rows of `all_turned`, of the same arguments."""
     # all turn around one middle; plain numbers, as products of small arrays are slow
     a, b, c, d = 1.0, 0.0, 0.0, 1.0
     for turn in turns:
