@@ -50,7 +50,19 @@ ODD_FILES = {
     "picture.tif": other(SMALL, "TIFF"),
     "picture.bmp": other(SMALL, "BMP"),
     "trailing.jpg": jpeg(SMALL) + bytes(100),
+    "untagged-trailing.jpg": other(SMALL, "JPEG") + bytes(100),
+    "untagged-cmyk.jpg": other(SMALL.convert("CMYK"), "JPEG"),
 }
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"optimize": True}, {"subsampling": 0}])
+def test_of_a_jpeg_without_exif_its_frame_header_says_the_size(mode, options, monkeypatch):
+    file = io.BytesIO()
+    SMALL.convert(mode).save(file, "JPEG", **options)
+    monkeypatch.setattr(dali_graph, "open_image", None)  # Pillow is not asked
+    assert dali_graph.upright_size(file.getvalue()) == SMALL.size
+    assert dali_graph.upright_size(file.getvalue()[:-2]) is None, "DALI may fail on a file without its end"
 
 
 def odd_folder(folder: Path, files: dict[str, bytes]) -> Path:
