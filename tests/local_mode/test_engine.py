@@ -91,8 +91,9 @@ def test_one_host_from_a_folder_with_a_nasty_name_leaves_what_a_process_run_leav
     assert (channel / "train").readlink() == data and (channel / "teacher/it's $1.bin").readlink().parent == data
     assert set(run.artifacts()) >= {"model", "metrics", "output algo-1", "checkpoints algo-1", "log algo-1"}
     texts = {file: file.read_text(errors="replace") for file in run.folder.path.rglob("*") if file.is_file()}
-    holding = [file for file, text in texts.items() if "hunter2" in text]
-    assert holding == [run.folder.host("algo-1") / "model/seen.json"], "only the script itself wrote the secret down"
+    holding = {file for file, text in texts.items() if "hunter2" in text}
+    written = run.folder.host("algo-1") / "model/seen.json"  # which the archive holds as it is: it is not compressed
+    assert holding == {written, run.folder.model}, "only the script itself wrote the secret down"
     assert {file.stat().st_uid for file in run.folder.path.rglob("*")} == {os.getuid()}
     assert launcher.attach(run.name).state == "Completed"
     assert not left(run)
