@@ -66,6 +66,7 @@ def main(settings: ClassifierSettings) -> None:
                 other = replace(settings, image_size=settings.probe_image_size)
                 alone = opened(other, open_images(other))
             probed = probe.input_alone(alone, settings.probe_input_images, world, crowd=alone.crowd)
+            del alone  # with its worker processes
         if settings.repeat_batch:
             say(
                 "repeat_batch: every step gets the first batch again; this run measures the model and teaches it nothing"

@@ -40,7 +40,9 @@ def add(to: arguments.Add) -> None:
         "--strict", action="store_true", help="end with 2 where there is a warning too, as where there is an error"
     )
     made.add_argument("--label", action="store_true", help="what `launcher label` would do")
-    made.add_argument("--check", action="store_true", help="also check with AWS, by read-only requests")
+    made.add_argument(
+        "--check", action="store_true", help="also check with AWS, or the Docker engine with --on docker, read-only"
+    )
     for part, what in PARTS.items():
         made.add_argument(f"--{part}", action="append_const", const=part, dest="opened", default=[], help=what)
     arguments.json(

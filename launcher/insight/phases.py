@@ -8,6 +8,9 @@ from types import MappingProxyType
 
 from launcher.config.metrics import metric_table
 
+NO_PHASE = "no phase"
+"""What a step does outside of its phases, in findings."""
+
 
 @functools.cache
 def order() -> tuple[str, ...]:

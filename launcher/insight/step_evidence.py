@@ -121,6 +121,26 @@ class StepEvidence:
             return None
         return max(0.0, 1 - sum(share for name, share in self.phases.items() if name not in parents()))
 
+    def outside_phases(self, steps: Steps) -> np.ndarray | None:
+        """(n,) seconds of a step in no phase, of each window of a rank; None where too few phases were measured to tell."""
+        if self.unaccounted is None:
+            return None
+        named = [values for phase, values in steps.seconds.items() if phase != "step" and phase not in parents()]
+        outside: np.ndarray = np.nan_to_num(steps.seconds["step"]) - np.sum(
+            [np.nan_to_num(each) for each in named], axis=0
+        )
+        positive: np.ndarray = np.maximum(0.0, outside)
+        return positive
+
+    def seconds_outside_phases(self, steps: Steps) -> float | None:
+        """A rank's mean seconds of a usual step in no phase; None where too few phases were measured to tell."""
+        if self.unaccounted is None:
+            return None
+        named = [
+            windows.timed_mean(steps, phase) for phase in steps.seconds if phase != "step" and phase not in parents()
+        ]
+        return max(0.0, windows.timed_mean(steps, "step") - sum(named))
+
     @functools.cached_property
     def steps_seconds(self) -> float:
         """Seconds of all steps of the first rank, warm-up too."""

@@ -352,6 +352,10 @@ def runs() -> list[Run]:
     return [Run(folder) for folder in records.all_runs()]
 
 
+STOP_AGAIN = 600.0
+"""Seconds for which a run is asked again to stop, where SageMaker does not answer."""
+
+
 def to_its_end(
     planned: Plan,
     *,
@@ -364,12 +368,14 @@ def to_its_end(
     """Start a planned run and wait until it is over. An interrupt, or any other exception, stops the run first.
 
     Args:
-        say: takes a line when SageMaker stops answering, when it answers again, and when it does not stop the run.
+        say: takes a line when SageMaker stops answering, when it answers again, and when it does not stop the run, which is then asked
+            of it again.
         interrupted: called before an interrupt stops the run.
         started: called with the run once it has started.
         until: asked about every second: why to stop the run now; "" while it is to go on.
     """
-    trouble, why = "", ""
+    trouble, why, unheard, first = "", "", "", 0.0
+    lost: UserError | None = None
     run: Run | None = None
     try:
         with deferred() as came:  # inside: an interrupt may come as soon as it is over
@@ -377,10 +383,21 @@ def to_its_end(
             started(run)
         if came:
             raise KeyboardInterrupt
-        while run.wait(1, progress=False) not in records.OVER and not (why := until(run)):
+        while run.wait(1, progress=False) not in records.OVER:
             if run.trouble != trouble:
                 trouble = run.trouble
                 say(trouble or "AWS answers again")
+            if why := until(run):
+                try:
+                    run.stop(why)
+                    break
+                except UserError as not_stopped:
+                    first = first or time.monotonic()
+                    if time.monotonic() - first > STOP_AGAIN:
+                        lost = not_stopped
+                        break
+                    if str(not_stopped) != unheard:
+                        say(unheard := str(not_stopped))
     except BaseException as error:
         if run is None:
             raise
@@ -392,8 +409,9 @@ def to_its_end(
         except UserError as not_stopped:  # the error that came first is raised
             say(str(not_stopped))
         raise
+    if lost is not None:
+        raise lost
     if why:
-        run.stop(why)
         run.wait(150, progress=False)
     return run
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
+import shutil
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -46,6 +50,53 @@ def settings_of(job: Job, varied: Sequence[str]) -> str:
 def machine_of(job: Job, on: str) -> str:
     """Where the trials run, with the hardware and the software that compute."""
     return f"{on}: {backends.get(on).machine(job)}"
+
+
+COMPUTING = (
+    "CUDA_",
+    "NVIDIA_",
+    "NCCL_",
+    "GLOO_",
+    "OMP_",
+    "MKL_",
+    "KMP_",
+    "OPENBLAS_",
+    "TORCH",
+    "PYTORCH_",
+    "LD_",
+    "PYTHONPATH",
+)
+"""How environment variables begin by which a command may compute otherwise."""
+
+
+def software(program: str) -> str:
+    """What computes where a command runs: the program, the version of torch that its Python has, and the variables that matter.
+
+    Args:
+        program: the command's first word.
+    """
+    place = shutil.which(program) or program
+    python = place if Path(place).name.startswith("python") else _interpreter(Path(place))
+    version = "no torch found"
+    if python:
+        asked = [python, "-c", "import importlib.metadata as found; print(found.version('torch'))"]
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run(asked, capture_output=True, text=True, timeout=60)
+            version = f"torch {done.stdout.strip()}" if done.returncode == 0 else version
+    given = {name: value for name, value in sorted(os.environ.items()) if name.startswith(COMPUTING)}
+    checksum = hashlib.sha256(json.dumps(given).encode()).hexdigest()[:8]
+    return f"{place}, {version}" + (f", {' '.join(given)} ({checksum})" if given else "")
+
+
+def _interpreter(program: Path) -> str:
+    """The Python that a script of its own starts, as `torchrun` does; "" where it starts another program."""
+    try:
+        with open(program, "rb") as file:
+            line = file.readline(200)
+    except OSError:
+        return ""
+    words = line[2:].decode("utf-8", "replace").split() if line.startswith(b"#!") else []
+    return words[-1] if words and Path(words[-1]).name.startswith("python") else ""
 
 
 def difference(condition: str, before: str, now: str, commit_before: str, commit: str) -> str:

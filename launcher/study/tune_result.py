@@ -189,7 +189,12 @@ class Tuning:
             return [search.ended]
         several = sum(step.kept for step in self.steps) > 1
         product = ", the product of what each kept change measured," if several else ", measured"
-        lines = [f"speed-up {self.speedup:.2f} of the whole job{product} in {trials}; ended: {search.ended}"]
+        of = (
+            "of the whole job"
+            if search.whole is not None
+            else "an image without the start, as the job's length is not known"
+        )
+        lines = [f"speed-up {self.speedup:.2f} {of}{product} in {trials}; ended: {search.ended}"]
         lines += [f"{step.proposal}: {step.losses}" for step in self.steps if step.kept and step.losses]
         lines.append(f"the limit that is left: {self.limit}")
         for proposal, needed in search.refused():

@@ -48,6 +48,8 @@ class Trial:
     run: Run
     failed: str = ""
     """Why it showed nothing; "" where it did."""
+    began: bool = True
+    """Whether its script was started."""
 
     @functools.cached_property
     def diagnosis(self) -> Diagnosis:
@@ -132,7 +134,7 @@ class Step:
     why: str = ""
     """Why it was kept or rolled back, in words."""
     decided: bool = True
-    """Whether the budget allowed enough trials."""
+    """Whether the budget allowed enough trials, and all had hosts."""
     costs: tuple[Spread, Spread] | None = None
     """Before and after: seconds of the whole job, or of an image where its length is not known; None: a trial failed."""
     losses: str = ""
@@ -281,7 +283,11 @@ class Search:
             with self._undecided(fastest):
                 step = self._look(neighbour)
             faster, slower = (step, fastest) if _faster(step, fastest) else (fastest, step)
-            slower.why = slower.why or f"{_times(slower)}: {faster.proposal} is faster"
+            if not slower.why:
+                much = (
+                    "" if (slower.gain or 0.0) < (faster.gain or 0.0) else f"not {100 * (WORTH - 1):.0f} % faster than "
+                )
+                slower.why = f"{_times(slower)}: {much}{faster.proposal}{'' if much else ' is faster'}"
             misses = 0 if faster is step else misses + 1
             fastest = faster
         if fastest.promising:
@@ -315,7 +321,7 @@ class Search:
         trial = self.measure(changes, str(step.proposal), self.first[0].steps(changes))
         step.after.append(trial)
         if trial.failed:
-            step.why, step.costs = f"it failed: {trial.failed}", None
+            step.why, step.costs, step.decided = f"it failed: {trial.failed}", None, trial.began
             return False
         if other := trial.not_set(step.proposal.changes):
             step.why = f"it was not set: {other}; a line of the script may set it, or keep it as it is"
@@ -331,6 +337,7 @@ class Search:
             step.before.append(again)
             if again.failed:
                 step.why = f"the settings before it failed this time: {again.failed}"
+                step.decided = again.began
                 return
             self.best = [*self.best, again]
             if not self._measure(step):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from launcher.config.issues import mistake
 from launcher.config.loading import load
 from launcher.planner.plan import refuse_cost, refuse_errors
 from launcher.record import records
+from launcher.runner.run import Run
 from launcher.show.text import counted, dollars
 from launcher.study import engine
 from launcher.study.trial_table import TrialTable, held
@@ -91,6 +93,8 @@ def tune(
         measure = Trials(subject, known, trials, minutes * 60, seconds, max_cost, ceiling, say)
         search = Search(subject, allowed, measure, whole, say)
         search.run()
+    if measure.used and (left := Run(records.find(measure.used[-1]["run"])).still_costs):
+        say(left)
     own = located(config) if isinstance(config, (str, Path)) else None
     return Tuning(subject, file, search, own, smoke, overrides)
 
@@ -129,6 +133,9 @@ def _tell_the_price(subject: Subject, trials: int, max_cost: float | None, say: 
     elif not 2 * PAIRS * ceiling <= max_cost:  # nan allows nothing
         found = f"one change takes {2 * PAIRS} trials of at most {dollars(ceiling)} each"
         raise mistake(
-            "--max-cost", found, "allow more, or give fewer minutes", valid=f"at least {dollars(2 * PAIRS * ceiling)}"
+            "--max-cost",
+            found,
+            "allow more, or give fewer minutes",
+            valid=f"at least {dollars(math.ceil(100 * 2 * PAIRS * ceiling) / 100)}",
         )
     return ceiling

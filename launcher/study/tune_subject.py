@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import secrets
 import signal
@@ -28,7 +29,7 @@ from launcher.insight.findings import Finding, Fix
 from launcher.planner.source_package import SourceFile, code_checksum, source_files
 from launcher.record import records
 from launcher.runner.run import Run, to_its_end
-from launcher.study.conditions import commit_of, machine_of, settings_of
+from launcher.study.conditions import commit_of, machine_of, settings_of, software
 from launcher.study.tune_settings import OUTSIDE, RULES, VARIABLES
 
 Changes = Mapping[str, Any]
@@ -40,6 +41,7 @@ Until = Callable[[Run], str]
 SETTINGS = "LAUNCHER_SETTINGS"
 """The variable that entrypoints/launcher_observer/outside.py reads."""
 
+LOG_EVERY = "log_every"
 LOGGED = 5
 """Steps between two metric lines of a trial, at most: what is compared ends with one."""
 
@@ -59,14 +61,20 @@ class Subject(ABC):
     """Where it runs."""
     commit: str
     """Of its code, for people."""
+    shows_steps = True
+    """Whether its steps are seen while it runs."""
 
     @abstractmethod
     def conditions(self) -> dict[str, str]:
         """The present value of each of CONDITIONS."""
 
     @abstractmethod
-    def run(self, changes: Changes, until: Until, say: Callable[[str], None]) -> Run:
-        """Run it with some changes, to its end or until it is stopped. An interrupt stops the run first."""
+    def run(self, changes: Changes, until: Until, say: Callable[[str], None], started: Callable[[Run], None]) -> Run:
+        """Run it with some changes, to its end or until it is stopped. An interrupt stops the run first.
+
+        Args:
+            started: called with the run as soon as it has started.
+        """
 
     @abstractmethod
     def changes_of(self, fix: Fix) -> Changes:
@@ -97,6 +105,7 @@ class JobSubject(Subject):
     def __post_init__(self) -> None:
         self.name = self.job.name
         self.is_ours = self.job.source is None
+        self.shows_steps = self.is_ours or backends.get(self.on).on_this_machine
         if not self.is_ours and not self.job.observe:
             raise mistake("observe", "false: nothing of this script is measured", "remove it, or write observe: true")
         self.outside = _given_settings(self.job.environment.get(SETTINGS, ""), f"environment.{SETTINGS}")
@@ -118,8 +127,9 @@ class JobSubject(Subject):
         job, values = self.job, self.values(changes)
         hyperparameters = {**job.hyperparameters, **values.get("hyperparameters", {})}
         if self.is_ours:
-            every = hyperparameters.get("log_every", LOGGED)
-            hyperparameters["log_every"] = min(every, LOGGED) if isinstance(every, int) else every
+            every = hyperparameters.get(LOG_EVERY, LOGGED)
+            if isinstance(every, int) and LOG_EVERY not in changes:
+                hyperparameters[LOG_EVERY] = min(every, LOGGED)
         compute = job.compute.model_copy(update={"max_hours": min(job.compute.max_hours, self.seconds / 3600)})
         update = {
             "name": f"{job.name[: 42 - len('-tune')].rstrip('-')}-tune",
@@ -140,7 +150,7 @@ class JobSubject(Subject):
             environment[SETTINGS] = json.dumps({**self.outside, **outside})
         return {name: part for name, part in (("hyperparameters", own), ("environment", environment)) if part}
 
-    def run(self, changes: Changes, until: Until, say: Callable[[str], None]) -> Run:
+    def run(self, changes: Changes, until: Until, say: Callable[[str], None], started: Callable[[Run], None]) -> Run:
         def interrupted() -> None:
             say("stopping the running trial; the same command goes on from here")
 
@@ -148,7 +158,7 @@ class JobSubject(Subject):
         if job.checkpoints is not None:  # a trial that goes on from another's checkpoint would train something else
             own = f"{job.checkpoints.s3.rstrip('/')}/tune-{secrets.token_hex(4)}"
             job = job.model_copy(update={"checkpoints": job.checkpoints.model_copy(update={"s3": own})})
-        run = to_its_end(plan(job, on=self.on), say=say, interrupted=interrupted, until=until)
+        run = to_its_end(plan(job, on=self.on), say=say, interrupted=interrupted, started=started, until=until)
         run.wait(progress=False)  # on SageMaker a stopped job still uploads its output
         return run
 
@@ -165,7 +175,10 @@ class JobSubject(Subject):
             key.partition(".")[0] not in sections or key.partition(".")[2] not in RULES for key in wanted
         ):
             return {}
-        return {key.partition(".")[2]: value for key, value in wanted.items()}
+        found = {key.partition(".")[2]: value for key, value in wanted.items()}
+        if found.get(LOG_EVERY, math.inf) <= self.job.hyperparameters.get(LOG_EVERY, 0):
+            return {}  # the job does so already: only its trials log more often
+        return found
 
     def also(self, finding: Finding, evidence: Evidence) -> Changes:
         if not self.is_ours:
@@ -208,7 +221,7 @@ class CommandSubject(Subject):
             "settings": json.dumps(
                 {"command": redact_command(self.command), "folder": str(Path.cwd()), SETTINGS: self.outside}
             ),
-            "machine": f"{self.on}: {hardware()}",
+            "machine": f"{self.on}: {hardware()}; {software(self.command[0])}",
         }
 
     def _code(self) -> list[SourceFile]:
@@ -236,7 +249,7 @@ class CommandSubject(Subject):
         found = {name: str(value) for name, value in changes.items() if name in VARIABLES}
         return {**({SETTINGS: json.dumps({**self.outside, **own})} if own else {}), **found}
 
-    def run(self, changes: Changes, until: Until, say: Callable[[str], None]) -> Run:
+    def run(self, changes: Changes, until: Until, say: Callable[[str], None], started: Callable[[Run], None]) -> Run:
         before = {run.name for run in records.all_runs(self.name)}
         process = subprocess.Popen(
             [sys.executable, "-c", WATCH, self.name, *self.command],
@@ -252,7 +265,10 @@ class CommandSubject(Subject):
         try:
             while process.poll() is None:
                 time.sleep(0.2)
-                run = run or next((Run(one) for one in records.all_runs(self.name) if one.name not in before), None)
+                if run is None:
+                    run = next((Run(one) for one in records.all_runs(self.name) if one.name not in before), None)
+                    if run is not None:
+                        started(run)
                 if run is not None and (why := until(run)):
                     run.stop(why)
                     break

@@ -20,6 +20,12 @@ from launcher.study.tune_subject import Changes, Subject, Until
 START = 900.0
 """Seconds that a trial may take until its first step: on SageMaker hosts start and data are copied."""
 
+UNSEEN_START = 120.0
+"""Seconds from the start of a script to its first step, where its steps are seen only when its output has come."""
+
+TIME_IS_OVER, STEPS_ARE_MADE = "its {:.0f} s as a trial are over", "it made the {} steps of the first trial"
+"""Why a trial was stopped that shows what it was to show."""
+
 KEYS = ("changes", "repeat")
 """Columns of a trial's key: the changes as JSON, and which of the trials with them it is."""
 
@@ -65,10 +71,11 @@ class Trials:
         text = json.dumps(changes, sort_keys=True)
         key = {"changes": text, "repeat": 1 + sum(row["changes"] == text for row in self.used)}
         row = self.known.find(key)
+        left = None if row is None else self._left(row)
         if row is None or self._runs_again(row, changes, steps):
-            if spent := self._spent(1, self.known.rows):  # also what an earlier call paid for
+            if left is None and (spent := self._spent(1, self.known.rows)):  # also what an earlier call paid for
                 raise Spent(spent)
-            trial = self._run(key, changes, label, steps)
+            trial = self._run(key, changes, label, steps, left)
             row = self.known.rows[-1]
         else:
             trial = Trial(changes, self._recorded(row["run"]), row["failure"])
@@ -76,9 +83,11 @@ class Trials:
         return trial
 
     def _runs_again(self, row: Row, changes: Changes, steps: int | None) -> bool:
-        """Whether a trial was interrupted, or is the job as it is, whose failure may be mended, or was stopped by less time than there is
-        now."""
+        """Whether a trial was interrupted, or is the job as it is, whose failure may be mended, or had no hosts, or was stopped by less
+        time than there is now."""
         if row["state"] == records.IN_PROGRESS or (row["failure"] and not changes):
+            return True
+        if row["failure"] and not _began(self._recorded(row["run"])):
             return True
         if row["state"] != records.STOPPED or float(row["allowed_seconds"]) >= self.each:
             return False
@@ -114,13 +123,24 @@ class Trials:
             fix = f"name another file with --table, or remove this one: rm {self.known.file}"
             raise mistake("--table", f"{self.known.file} names the run {name}, which was removed", fix) from None
 
-    def _run(self, key: dict[str, Any], changes: Changes, label: str, steps: int | None) -> Trial:
+    def _run(self, key: dict[str, Any], changes: Changes, label: str, steps: int | None, left: Run | None) -> Trial:
+        """Run a trial, or take one that was `left`, and write it down."""
         began, before = time.monotonic(), self.known.find(key)
-        paid = 0.0 if before is None else self._paid(before)
-        trial = Trial(changes, self.subject.run(changes, self._until(key, label, steps, paid), self.say))
-        run = trial.run
+        paid, allowed = 0.0, self.each
+        if before is not None and left is not None:
+            paid, allowed = float(before["cost_usd"] or 0.0), float(before["allowed_seconds"] or self.each)
+        elif before is not None:
+            paid = self._paid(before)
+
+        def started(run: Run) -> None:
+            if self.ceiling is not None:  # it counts after an interrupt or a kill
+                values = {"label": label, "state": records.IN_PROGRESS, "allowed_seconds": self.each, "cost_usd": paid}
+                self.known.add(key, values, run)
+
+        run = left or self.subject.run(changes, self._until(steps), self.say, started)
+        trial = Trial(changes, run, began=_began(run))
         cost = run.outcome().get("cost_usd", self.ceiling)
-        values: dict[str, Any] = {"label": label, "state": run.state, "allowed_seconds": self.each}
+        values: dict[str, Any] = {"label": label, "state": run.state, "allowed_seconds": allowed}
         values["cost_usd"] = cost if cost is None else paid + cost
         if run.state == records.FAILED:
             trial.failed = " ".join(run.outcome().get("failure", run.state).split())[: engine.LONGEST_REASON]
@@ -136,27 +156,49 @@ class Trials:
         self.say(f"{len(self.used) + 1}/{self.most}  {label}: {said}")
         return trial
 
-    def _until(self, key: dict[str, Any], label: str, steps: int | None, paid: float) -> Until:
-        """Why to stop a trial; "" while it is to go on. Its time counts from its first steps on.
+    def _left(self, row: Row) -> Run | None:
+        """The run of a trial that an interrupt left to itself, where it shows what it was to show. Any other that goes on is stopped."""
+        if row["state"] != records.IN_PROGRESS:
+            return None
+        run = self._recorded(row["run"])
+        if run.wait(0, progress=False) not in records.OVER:
+            self.say(f"stopping {run.name}, which was left running")
+            run.stop("its tuning was interrupted")
+            run.wait(150, progress=False)
+            return None
+        reason = run.outcome().get("stop_reason", "")
+        ends = (TIME_IS_OVER.partition("}")[2], STEPS_ARE_MADE.partition("}")[2])
+        return run if run.state == records.COMPLETED or reason.endswith(ends) else None
 
-        One that costs money is a row of the table as soon as it runs, so that it counts after an interrupt or a kill.
-        """
-        began, first, is_written = time.monotonic(), 0.0, self.ceiling is None
+    def _until(self, steps: int | None) -> Until:
+        """Why to stop a trial; "" while it is to go on. Its time counts from its first steps on; of a script whose steps are not seen while
+        it runs from its start on."""
+        began = first = script = 0.0
 
         def until(run: Run) -> str:
-            nonlocal first, is_written
-            if not is_written:
-                self.known.add(key, {"label": label, "state": records.IN_PROGRESS, "cost_usd": paid}, run)
-                is_written = True
+            nonlocal began, first, script
             now, lines = time.monotonic(), run.metrics()
-            if not lines:
-                return f"no step within {START:.0f} s" if now - began > START else ""
-            first = first or now
-            if steps is not None and _last_step(lines) >= steps:
-                return f"it made the {steps} steps of the first trial"
-            return f"its {self.each:.0f} s as a trial are over" if now - first > self.each else ""
+            began = began or now
+            if lines:
+                first = first or now
+                if steps is not None and _last_step(lines) >= steps:
+                    return STEPS_ARE_MADE.format(steps)
+                return TIME_IS_OVER.format(self.each) if now - first > self.each else ""
+            if not self.subject.shows_steps and _began(run):
+                script = script or now
+                return TIME_IS_OVER.format(self.each) if now - script > UNSEEN_START + self.each else ""
+            return f"no step within {START:.0f} s" if now - began > START else ""
 
         return until
+
+
+def _began(run: Run) -> bool:
+    """Whether a run's script was started. On SageMaker hosts may be lacking, or data not be there; no setting of the script is to blame for
+    that."""
+    if run.backend != "aws":
+        return True
+    stages = run.folder.read(run.folder.remote).get("SecondaryStatusTransitions", [])
+    return any(stage["Status"] == "Training" for stage in stages)
 
 
 def _last_step(metrics: Sequence[Mapping[str, Any]]) -> int:

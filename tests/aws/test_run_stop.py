@@ -13,6 +13,7 @@ import launcher
 from launcher.aws import session
 from launcher.commands import foreground, live
 from launcher.commands.exit_codes import INTERRUPTED
+from launcher.config.issues import mistake
 from launcher.record import records
 from launcher.runner.run import to_its_end
 from tests.aws.conftest import REGION, replacing
@@ -120,8 +121,27 @@ def test_ctrl_c_in_a_study_names_the_job_that_it_cannot_stop(run, studied, inter
     assert run.state == "InProgress"
 
 
+def test_a_limit_that_cannot_stop_the_job_at_first_stops_it_later_and_that_is_said_once(run, monkeypatch):
+    asked: list[str] = []
+    monkeypatch.setattr("launcher.runner.run.start", lambda planned, **_: run)
+    monkeypatch.setattr(
+        "launcher.runner.run.Run.wait", lambda run, *_, **__: "Stopped" if len(asked) > 2 else "InProgress"
+    )
+
+    def stop(run, reason):
+        asked.append(reason)
+        if len(asked) < 3:
+            raise mistake("run", "AWS does not answer", "try again")
+
+    monkeypatch.setattr("launcher.runner.run.Run.stop", stop)
+    said: list[str] = []
+    ended = to_its_end(None, say=said.append, interrupted=lambda: None, until=lambda _: "long enough")
+    assert ended is run and asked == 3 * ["long enough"] and len(said) == 1
+
+
 def test_a_limit_that_cannot_stop_the_job_is_reported_once(run, monkeypatch):
     refused_by(monkeypatch, expired)
+    monkeypatch.setattr("launcher.runner.run.STOP_AGAIN", -1.0)
     monkeypatch.setattr("launcher.runner.run.start", lambda planned, **_: run)
     said: list[str] = []
     with pytest.raises(launcher.UserError, match=f"{NAME} was NOT stopped and goes on"):

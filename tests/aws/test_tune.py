@@ -43,7 +43,7 @@ def test_the_price_is_told_first_and_one_that_pays_for_no_change_is_refused(conf
     assert main.main([*words, "--max-cost", "0.2"]) == 2
     told = capsys.readouterr()
     assert "4 trials: at most $0.27 in all; each at most $0.0680" in told.out, told.out
-    assert "one change takes 4 trials of at most $0.0680 each" in told.err and "at least $0.27" in told.err
+    assert "one change takes 4 trials of at most $0.0680 each" in told.err and "at least $0.28" in told.err
     assert launcher.runs() == []
 
 

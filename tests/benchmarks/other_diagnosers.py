@@ -27,8 +27,8 @@ ACCEPTED: dict[str, dict[str, set[str]]] = {
         "INPUT_STRAGGLER": {"slow_rank"},
         "COMPUTE_STRAGGLER": {"slow_rank"},
         "STRAGGLER": {"slow_rank"},
-        "CREEP_EARLY": {"memory_growth"},
-        "CREEP_CONFIRMED": {"memory_growth"},
+        "CREEP_EARLY": {"memory_growth", "gpu_memory_growth"},
+        "CREEP_CONFIRMED": {"memory_growth", "gpu_memory_growth"},
     },
     "gpuprof": {
         "dataloader_stall": STARVED,
@@ -39,7 +39,10 @@ ACCEPTED: dict[str, dict[str, set[str]]] = {
         "cache_thrashing": {"storage_bound"},
         "worker_imbalance": {"slow_rank"},
         "host_memory_pressure": {"memory_growth"},
-        "kernel_launch_overhead": {"main_thread_bound", "small_batch"},
+        "kernel_launch_overhead": {"main_thread_bound", "small_batch", "synchronising_calls", "noisy_neighbour"},
+        "low_mfu": {"small_batch", "fp32_compute", "synchronising_calls", "main_thread_bound"},
+        "memory_pressure": {"gpu_memory_growth"},
+        "pcie_saturation": {"host_to_device_bound"},
         "small_batch": {"small_batch"},
         "compilation_warmup": {"slow_start"},
         "first_step_outlier": {"slow_start"},
@@ -97,6 +100,34 @@ if os.environ.get("RANK", "0") == "0":
 """
 """Python around a planted run."""
 
+TRACEML_LOOP = {
+    "import argparse\n": "import argparse\nfrom traceml_ai.api import init, trace_step\ninit()\n",
+    "            came = time.perf_counter()\n": "            came = time.perf_counter()\n"
+    "            traced = trace_step(model)\n            traced.__enter__()\n",
+    "            asked = time.perf_counter()\n": "            traced.__exit__(None, None, None)\n"
+    "            asked = time.perf_counter()\n",
+}
+"""What TraceML has a user write into the loop of the simulated accelerator's script: line -> lines."""
+
+MAIN = 'if __name__ == "__main__":\n    main()\n'
+
+
+def on_a_device(tool: str, script: Path, arguments: list[str], folder: Path) -> list[str]:
+    """The command by which a tool watches the simulated accelerator's script; writes it, as its user would change it, into the folder."""
+    text = script.read_text(encoding="utf-8")
+    watched = {MAIN: GPUPROF.format(**gpuprof_places(folder), run="    main()")} if tool == "gpuprof" else TRACEML_LOOP
+    given = f"import sys\nsys.path.insert(0, {str(script.parent)!r})\nsys.argv[1:] = {arguments!r}\n"
+    for line, lines in {**watched, "import hashlib\n": f"import hashlib\n{given}"}.items():
+        assert text.count(line) == 1, f"{script} holds {line!r} {text.count(line)} times"
+        text = text.replace(line, lines)
+    (folder / "planted.py").write_text(text)
+    start = [*TRACEML, str(folder / "logs"), "--nproc-per-node", "1"] if tool == "TraceML" else [sys.executable]
+    return [*start, str(folder / "planted.py")]
+
+
+def gpuprof_places(folder: Path) -> dict[str, str]:
+    return {"file": str(folder / "gpuprof.db"), "found": str(folder / "gpuprof.json")}
+
 
 def right(tool: str, findings: list[str], kind: str | None) -> bool:
     """Whether what a tool found could lead to what was planted; of a healthy run, whether it names no bottleneck."""
@@ -104,6 +135,24 @@ def right(tool: str, findings: list[str], kind: str | None) -> bool:
     if kind is None:
         return not any(finding in accepted and finding not in HEALTHY_TOO for finding in findings)
     return any(kind in accepted.get(finding, ()) for finding in findings)
+
+
+def cells(ours: Measurements, kind: str | None, traceml: Path, gpuprof: Path) -> list[str]:
+    """Two cells a tool: what it finds in a run, and whether that leads to what was planted.
+
+    Args:
+        traceml, gpuprof: the folders of the runs that they watched.
+    """
+    found = {
+        "TraceML": traceml_findings(traceml / "logs"),
+        "gpuprof": json.loads((gpuprof / "gpuprof.json").read_text()),
+        "Debugger": debugger_findings(ours),
+    }
+    return [
+        cell
+        for tool, findings in found.items()
+        for cell in (", ".join(findings) or "nothing", "yes" if right(tool, findings, kind) else "NO")
+    ]
 
 
 def traceml_findings(logs: Path) -> list[str]:

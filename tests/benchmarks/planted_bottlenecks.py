@@ -29,7 +29,7 @@ from typing import Any
 import engine  # noqa: F401  # finds the entry scripts' modules
 import other_diagnosers
 from planted_cases import BASE, CASES, CONTROL_GROUPS, TEACHER, Case, photographs
-from planted_foreign import watched
+from planted_foreign import watched, watched_by
 from planted_foreign_cases import ON_A_DEVICE, SIMULATED
 from planted_foreign_cases import Case as OnADevice
 from planted_gains import GAINED, Row, first_finding, summary, with_gain
@@ -61,8 +61,7 @@ def train(
     plant = plant.replace("{slow}", str(total * 0.15 / 60)).replace("{fast}", str(total * 0.25 / 60))
     run = f"{script}.main(read_settings({kind.__name__}))"
     if tool == "gpuprof":
-        place = {"file": str(folder / "gpuprof.db"), "found": str(folder / "gpuprof.json"), "run": f"    {run}"}
-        run = other_diagnosers.GPUPROF.format(**place)
+        run = other_diagnosers.GPUPROF.format(**other_diagnosers.gpuprof_places(folder), run=f"    {run}")
     plant += other_diagnosers.TRACEML_STEPS if tool == "TraceML" else ""
     (folder / "planted.py").write_text(
         f"{plant}\nimport {script}\nfrom {kind.__module__} import {kind.__name__}\nfrom training.settings import read_settings\n"
@@ -147,25 +146,6 @@ def servers(count: int, folder: Path, environment: Mapping[str, str]) -> Iterato
         reservation.close()
 
 
-def others(case: Case, data: Path, teacher: Path | None, ours: Path) -> list[str]:
-    """Two cells a tool: what it finds, and whether that leads to what was planted."""
-    logs = train(case, base(case), case.plant, data, teacher, "TraceML") / "logs"
-    watched = train(case, base(case), case.plant, data, teacher, "gpuprof") / "gpuprof.json"
-    found = {
-        "TraceML": other_diagnosers.traceml_findings(logs),
-        "gpuprof": json.loads(watched.read_text()),
-        "Debugger": other_diagnosers.debugger_findings(read(str(ours))),
-    }
-    return [
-        cell
-        for tool, findings in found.items()
-        for cell in (
-            ", ".join(findings) or "nothing",
-            "yes" if other_diagnosers.right(tool, findings, case.kind) else "NO",
-        )
-    ]
-
-
 def base(case: Case) -> dict[str, Any]:
     values = {**BASE, **case.settings}
     if case.distils:
@@ -198,7 +178,8 @@ def row(case: Case, data: Path, teacher: Path | None, options: argparse.Namespac
         print(before, end="\n\n", flush=True)
     found = Row(case.kind, case.form, None if top is None else top.kind)
     if options.others:
-        return found.cells[:4] + others(case, data, teacher, folder)
+        theirs = [train(case, base(case), case.plant, data, teacher, tool) for tool in ("TraceML", "gpuprof")]
+        return found.cells[:4] + other_diagnosers.cells(read(str(folder)), case.kind, *theirs)
     if options.found_only:
         return found
     if found.right and top is not None and case.servers:
@@ -223,13 +204,17 @@ def row(case: Case, data: Path, teacher: Path | None, options: argparse.Namespac
     return with_gain(found, top.gain, before, after)
 
 
-def row_on_a_device(case: OnADevice, data: Path, name: str, options: argparse.Namespace) -> Row:
+def row_on_a_device(case: OnADevice, data: Path, name: str, options: argparse.Namespace) -> Row | list[str]:
     """The same on the simulated accelerator."""
-    before = Diagnosis(read(str(watched(SIMULATED, case, data, f"{name}-before"))))
+    folder = watched(SIMULATED, case, data, f"{name}-before")
+    before = Diagnosis(read(str(folder)))
     top = first_finding(before, outside=case.neighbours > 0)
     if options.tell:
         print(before, end="\n\n", flush=True)
     found = Row(case.kind, case.form, None if top is None else top.kind)
+    if options.others:
+        theirs = [watched_by(tool, case, data, f"{name}-{tool}") for tool in ("TraceML", "gpuprof")]
+        return found.cells[:4] + other_diagnosers.cells(read(str(folder)), case.kind, *theirs)
     if options.found_only:
         return found
     fixed = None if top is None or not found.right else case.after(top.fixes[0])
@@ -259,7 +244,7 @@ def main() -> None:
     options = parser.parse_args()
     options.found_only |= options.busy > 0  # what else runs changes between a run and its fix
     chosen = chosen_of(CASES, options)
-    on_a_device = () if options.others else chosen_of(ON_A_DEVICE, options)
+    on_a_device = chosen_of(ON_A_DEVICE, options)
     if os.geteuid() and any(case.sets_a_quota for case in chosen):
         left_out = ", ".join(sorted({str(case.kind) for case in chosen if case.sets_a_quota}))
         chosen = [case for case in chosen if not case.sets_a_quota]

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import other_diagnosers
 from planted_cases import photographs
 from planted_foreign_cases import FRAMEWORKS, LINES, SIMULATED, Case, cases
 
@@ -37,15 +38,20 @@ def command(framework: str, case: Case, data: Path) -> list[str]:
     start = [sys.executable]
     if case.ranks > 1:
         start += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(case.ranks)]
+    return [*start, str(FRAMEWORKS[framework]), *([] if framework == SIMULATED else [str(data)]), *options_of(case)]
+
+
+def options_of(case: Case) -> list[str]:
+    """The arguments of the script."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e6
-    given = [str(FRAMEWORKS[framework]), *([] if framework == SIMULATED else [str(data)])]
+    given = []
     for name, value in case.arguments.items():
         if value is False:
             continue
         if share := re.fullmatch(r"\{([\d.]+)\}", str(value)):
             value = float(share[1]) * memory / int(case.arguments["steps"])
         given += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-    return start + given
+    return given
 
 
 @contextlib.contextmanager
@@ -71,6 +77,15 @@ def watched(framework: str, case: Case, data: Path, name: str) -> Path:
         _done([*LAUNCHER, "watch", "--", *command(framework, case, data)], place, environment)
     [run] = [file.parent for file in (place / "runs").glob("*/plan.json")]
     return run
+
+
+def watched_by(tool: str, case: Case, data: Path, name: str) -> Path:
+    """The folder of a run on the simulated accelerator, watched by another tool."""
+    place = data.parent / name
+    place.mkdir()
+    with neighbours(case.neighbours):
+        _done(other_diagnosers.on_a_device(tool, FRAMEWORKS[SIMULATED], options_of(case), place), place)
+    return place
 
 
 def findings(framework: str, case: Case, data: Path, name: str) -> list[dict[str, Any]]:

@@ -125,7 +125,16 @@ def metric_names() -> str:
     for metric in metrics.METRICS:
         asked = "" if metric.sagemaker is None else f"`{metric.sagemaker or metric.name}`"
         lines.append(_row(f"`{metric.name}`", metric.unit, asked, metric.meaning))
-    lines += ["", "## Phases of a step", "", "Each rank's timeline has their seconds.", ""]
+    lines += [
+        "",
+        "## Phases of a step",
+        "",
+        "Each rank's timeline has their seconds. The kit's scripts have no `augment`,",
+    ]
+    lines += [
+        "`buffer_sync` and `forward`; observed ones have `forward`, and `buffer_sync` with DistributedDataParallel.",
+        "",
+    ]
     lines += ["| phase | part of | meaning |", "| --- | --- | --- |"]
     lines += [
         _row(f"`{phase.name}`", f"`{phase.inside}`" * bool(phase.inside), phase.meaning) for phase in metrics.PHASES

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 import pytest
-from launcher_observer.system.host import cgroup_quotas, usable_cores
+from launcher_observer.system import host
+from launcher_observer.system.host import available_memory, cgroup_quotas, usable_cores
 
 from .control_groups import groups
 
@@ -40,6 +41,25 @@ def test_where_there_are_no_control_groups_there_is_no_quota(tmp_path):
 def test_usable_cores_are_those_that_the_process_is_bound_to_or_fewer_by_its_quota(machine, bound, quota, cores):
     machine(bound, quota)
     assert usable_cores() == cores
+
+
+@pytest.mark.parametrize(
+    ("limit", "left"),
+    [
+        ("max", 8_000_000_000),
+        (16_000_000_000, 5_000_000_000),
+        (13_000_000_000, 2_000_000_000),
+        (64_000_000_000, 8_000_000_000),
+    ],
+)
+def test_memory_that_a_containers_files_took_and_nobody_reads_is_there_to_be_had(tmp_path, monkeypatch, limit, left):
+    monkeypatch.setattr(host, "MEMORY", tmp_path / "meminfo")
+    monkeypatch.setattr(host, "CGROUP", tmp_path)
+    (tmp_path / "meminfo").write_text("MemTotal:       64000000 kB\nMemAvailable:    7812500 kB\n")
+    (tmp_path / "memory.max").write_text(f"{limit}\n")
+    (tmp_path / "memory.current").write_text("14000000000\n")
+    (tmp_path / "memory.stat").write_text("anon 9000000000\nactive_file 2000000000\ninactive_file 3000000000\n")
+    assert available_memory() == left
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="a process is bound to cores on Linux")

@@ -158,7 +158,7 @@ def test_a_full_gpu_is_told_what_to_change_from_what_was_predicted(monkeypatch):
     advice = memory.when_full(24, 24, 61.2e9, 40_000_000_000, settings)
     assert advice == (
         "A step of 24 images was predicted to take 61.20 GB of 40.00 GB: set batch_size_per_device: 12, or batch_size_per_device: auto, or "
-        "precision: bf16, or zero: true, and resume"
+        "zero: true, and resume; or begin anew with precision: bf16, or a smaller model or image_size"
     )
     monkeypatch.setattr(failure, "progress", failure.Progress(out_of_memory=advice))
     text = failure.describe(torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.17 GiB"), "3")
@@ -167,4 +167,5 @@ def test_a_full_gpu_is_told_what_to_change_from_what_was_predicted(monkeypatch):
 
 def test_nothing_is_left_to_change_but_the_model():
     settings = TrainingSettings(batch_size_per_device="auto", precision="bf16", zero=True)
-    assert "take a smaller model or image_size, or a larger device" in memory.when_full(1, 8, 1e9, 10**9, settings)
+    advice = memory.when_full(1, 8, 1e9, 10**9, settings)
+    assert advice.endswith(": resume on a larger device; or begin anew with a smaller model or image_size")

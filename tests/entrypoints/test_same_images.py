@@ -59,10 +59,14 @@ class Images(list):
 
 
 def test_images_are_told_from_others_by_their_number_names_and_classes():
-    def of(training, classes=("cat", "dog")):
-        return identity(Data([*classes], Images(training), Images("xy"), lambda items: items))
+    def of(training, classes=("cat", "dog"), **more):
+        return identity(Data([*classes], Images(training), Images("xy"), lambda items: items, **more))
 
     ours = of("abc")
     assert ours["training images"].startswith("3 (") and ours["classes"].startswith("2 (")
     assert of("abc") == ours and of("abd")["training images"] != ours["training images"]
     assert of("abc", ("cat", "cow")) | {"classes": ours["classes"]} == ours != of("abc", ("cat", "cow"))
+    masks = of("abc", ("0", "1"), numbered=True)
+    assert masks["classes"] == "2" and of("abc", ("road", "car"), numbered=True) == masks, (
+        "names are only what people read"
+    )

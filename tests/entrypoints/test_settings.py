@@ -249,6 +249,15 @@ def test_a_users_class_declares_ranges_and_what_may_change_on_resume_in_its_fiel
     assert fixed_on_resume(Mine) == ["value"]
 
 
+def test_what_must_stay_on_resume_is_looked_for_in_settings_within_settings_too():
+    def job(**bank):
+        return DistillationSettings(
+            student="resnet18", teacher_cache=TeacherCacheSettings(views=2, **bank)
+        ).fingerprint()
+
+    assert job(where="/fsx/bank") == job(where="/other") != job(top_k=3)
+
+
 def test_a_missing_setting_does_not_hide_the_other_mistakes():
     made, problems = check(SegmentationSettings, {"model": "x", "decoder_channels": 30, "epochs": 0})
     assert made is None and {name for name, *_ in problems} == {"classes", "decoder_channels", "epochs"}

@@ -127,6 +127,33 @@ def test_a_state_set_up_again_goes_on_bit_for_bit(precision):
     assert first.schedule.get_last_lr() == second.schedule.get_last_lr()
 
 
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+@pytest.mark.parametrize("then", [True, False])
+def test_a_run_may_go_on_in_another_memory_format(name, then):
+    """A kernel that goes through memory would give the averages of one weight to another."""
+
+    def convolutional() -> Normalized:
+        torch.manual_seed(0)
+        layers = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten())
+        return Normalized(layers, [0.5] * 3, [0.5] * 3)
+
+    def prepared(channels_last: bool):
+        settings = TrainingSettings(optimizer=name, channels_last=channels_last, learning_rate=0.1, warmup_fraction=0.0)
+        return prepare(convolutional(), settings, 100, ALONE)
+
+    images = torch.arange(2 * 3 * 16, dtype=torch.uint8).reshape(2, 3, 4, 4)
+    states = [prepared(then), prepared(not then), prepared(not then)]
+    for _ in range(3):
+        step(states[0], images)
+        step(states[1], images)
+    states[2].restore(copy.deepcopy(states[0].capture()))
+    for _ in range(3):
+        step(states[1], images)
+        step(states[2], images)
+    for stayed, changed in zip(states[1].model.parameters(), states[2].model.parameters(), strict=True):
+        assert torch.allclose(stayed, changed, atol=1e-3), (stayed - changed).abs().max()
+
+
 def test_a_run_that_goes_on_for_longer_has_its_own_learning_rate_from_the_first_step_on():
     settings = TrainingSettings(warmup_fraction=0.0)
     short = prepare(model(), settings, 4, ALONE)

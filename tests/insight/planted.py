@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from launcher.insight.measurements import Host, Measurements, Series, Stall, Steps
+from launcher.insight.phases import NO_PHASE
 
 BEGAN = 1_800_000_000.0
 """Unix seconds of the first step's beginning."""
@@ -60,7 +61,7 @@ def plant(
 
     Args:
         phases: seconds a step of each phase; None: a run whose steps were not timed.
-        ranks: how many, or what differs on each from `phases`.
+        ranks: how many, or what differs on each from `phases`; NO_PHASE in place of the gap.
         gap: seconds of a step that lie in no phase.
         noise: relative standard deviation of each logged window's phases and each sample.
         pressure: percent of the time in which some process waited for a core.
@@ -68,7 +69,7 @@ def plant(
         gpu, gpus: mean use in percent, of one GPU a rank on each host, or of each.
         memory_growth, gpu_memory_growth: percentage points over the whole run.
         checkpoint, evaluate: (every so many steps, seconds each).
-        slow_steps: seconds that a phase takes more in the window that ends with a step.
+        slow_steps: seconds that a phase, or what is in none, takes more in the window that ends with a step.
         epoch_start: seconds of waiting for data more in the first step of every epoch.
         cpu_seconds, worker_cpu_seconds: of the training process with its workers, and of the workers alone, a step.
         servers: of a run whose images other hosts make, what `serving` takes.
@@ -84,12 +85,13 @@ def plant(
         epoch = (at - 1) // steps_per_epoch + 1
         for rank, more in differing.items():
             own = {**phases, **more}
+            outside = np.full(len(at), own.pop(NO_PHASE, gap))
             values = {name: mean * _noisy(random, len(at), noise) for name, mean in own.items()}
             if epoch_start:
                 values["data_wait"] += epoch_start / log_every * np.concatenate([[True], np.diff(epoch) > 0])
             for step, (phase, extra) in (slow_steps or {}).items():
-                values[phase][at == step] += extra / log_every
-            whole = sum(values[name] for name in values if name != "grad_sync") + gap
+                {**values, NO_PHASE: outside}[phase][at == step] += extra / log_every
+            whole = sum(values[name] for name in values if name != "grad_sync") + outside
             values["step"] = whole
             times = BEGAN + np.cumsum(whole * log_every)
             due = {"checkpoint": checkpoint, "evaluate": evaluate}

@@ -12,6 +12,7 @@ from launcher.insight.answers import EXPLAINED, Answer, NotMeasured
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding
 from launcher.insight.measurements import Measurements
+from launcher.insight.phases import NO_PHASE
 from launcher.insight.rules import pauses
 from tests.insight.planted import plant
 from tests.insight.test_data_rule import with_epochs
@@ -254,10 +255,15 @@ def test_the_longest_single_step_is_told_where_it_was_recorded():
 
 @pytest.mark.parametrize(
     ("phase", "cause"),
-    [("data_wait", "the loader runs dry"), ("backward", "something else uses the device or the cores")],
+    [
+        ("data_wait", "the loader runs dry"),
+        ("backward", "something else uses the device or the cores"),
+        (NO_PHASE, "the script itself does something now and then"),
+    ],
 )
 def test_the_cause_follows_the_phase(phase, cause):
-    assert outliers({80: 30.0}, phase).cause.startswith(cause)
+    found = outliers({80: 30.0}, phase)
+    assert found.cause.startswith(cause) and found.evidence[2] == f"most of it in {phase}: 3 s more than usual"
 
 
 @pytest.mark.parametrize(("percent", "said"), [(9, False), (11, True)])

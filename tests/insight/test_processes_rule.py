@@ -8,6 +8,7 @@ import pytest
 
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding
+from launcher.insight.phases import NO_PHASE
 from launcher.insight.report import Report
 from launcher.insight.rules.table import judge
 from tests.insight.planted import plant
@@ -127,6 +128,22 @@ def test_backward_does_not_count_where_its_exchange_is_not_known():
     ranks = {0: {}, 1: {"backward": 1.5}}
     assert finding("slow_rank", ranks=ranks) is None
     assert finding("slow_rank", ranks={0: {"grad_sync": 0.05}, 1: {**ranks[1], "grad_sync": 0.05}}).rank == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "waited", "found"), [(0.13, 0.13, True), (0.13, 0.07, True), (0.13, 0.06, False), (0.1, 0.1, False)]
+)
+def test_a_rank_that_does_more_between_the_phases_is_slow_if_the_others_wait_for_it_in_their_exchange(
+    more, waited, found
+):
+    """As one that writes logs alone. Without that wait the others may be the ones that wait, in a collective of the script's own."""
+    waiting = {"grad_sync": 0.05 + waited, "backward": STEP["backward"] + waited}
+    ranks = {0: {"grad_sync": 0.05, NO_PHASE: more}, 1: waiting, 2: waiting}
+    told = finding("slow_rank", ranks=ranks)
+    assert (told is not None) == found
+    if found and more == waited:
+        assert told.rank == 0 and told.evidence[1] == "most of it in no phase: 0.13 s more than the others"
+        assert told.cause.startswith("its process does more than the others between the phases")
 
 
 def test_what_is_little_of_a_step_makes_no_rank_slow_though_it_is_twice_that_of_the_others():

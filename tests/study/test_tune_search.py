@@ -94,6 +94,25 @@ def test_a_number_is_raised_while_its_finding_stays_and_then_proven_once():
     assert job.search.steps[-1].gain == pytest.approx(8) and job.search.ended == "no bottleneck is left"
 
 
+def test_a_neighbour_that_is_faster_by_too_little_is_not_said_to_be_slower():
+    job = Job(1, lambda workers, _: {1: 1.5, 2: 1.0, 4: 0.99, 8: 0.98}[workers], waits)
+    assert job.tuned() == {"num_workers": 2}
+    assert job.search.steps[1].why == "speed-up 1.52 in a single trial: not 2 % faster than num_workers=2"
+
+
+def test_a_change_whose_trial_got_no_hosts_is_not_decided():
+    class NoHosts(Job):
+        def __call__(self, changes, label, steps=None):
+            trial = super().__call__(changes, label, steps)
+            if changes:
+                trial.failed, trial.began = "CapacityError", False
+            return trial
+
+    job = NoHosts(4, lambda workers, _: 8 / workers, waits)
+    assert job.tuned() == {}
+    assert [(step.verdict, step.why) for step in job.search.steps] == [("not decided", "it failed: CapacityError")]
+
+
 @pytest.mark.parametrize("waited, tried", [(0.05, [1, 4, 8, 1, 8]), (0.01, [1, 4, 1, 4])])
 def test_a_wait_that_is_no_finding_any_more_is_worth_a_look_beyond(waited, tried):
     """With four workers a step waits for less than a finding takes; with eight it waits for nothing."""

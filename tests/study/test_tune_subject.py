@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import shlex
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import launcher
+from launcher.insight.findings import Fix
 from launcher.planner.source_package import code_checksum
 from launcher.runner.run import Run
 from launcher.study import tune_subject
@@ -28,6 +30,36 @@ def test_settings_of_the_users_own_stay(monkeypatch):
     assert subject.variables({}) == {}
     monkeypatch.setenv("LAUNCHER_SETTINGS", '{"num_workers": 1}')
     assert CommandSubject(["python"], "it").conditions() != subject.conditions()
+
+
+def test_trials_with_other_software_or_variables_that_matter_are_not_compared(tmp_path, monkeypatch):
+    def machine(program: str) -> str:
+        return CommandSubject([program], "it").conditions()["machine"]
+
+    ours = machine(sys.executable)
+    assert f"{sys.executable}, torch {importlib.metadata.version('torch')}" in ours and machine(sys.executable) == ours
+    script = tmp_path / "torchrun"
+    script.write_text(f"#!{sys.executable}\n")
+    assert f"{script}, torch {importlib.metadata.version('torch')}" in machine(str(script))
+    (tmp_path / "train.sh").write_text("#!/bin/sh\n")
+    assert "train.sh, no torch found" in machine(str(tmp_path / "train.sh"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    other = machine(sys.executable)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
+    assert "CUDA_VISIBLE_DEVICES" in other and len({ours, other, machine(sys.executable)}) == 3
+
+
+def far(**hyperparameters) -> JobSubject:
+    job = {"name": "far", "script": "train_classifier.py", "hyperparameters": {"model": "resnet18", **hyperparameters}}
+    return JobSubject(launcher.from_values(job), "process", 60)
+
+
+@pytest.mark.parametrize(("own", "tried"), [(None, {"log_every": 20}), (1, {"log_every": 20}), (20, {}), (100, {})])
+def test_a_trial_logs_often_but_where_logging_itself_is_tried(own, tried):
+    subject = far(**({} if own is None else {"log_every": own}))
+    assert subject.changed({}).hyperparameters["log_every"] == min(own or 5, 5)
+    assert subject.changes_of(Fix(setting="hyperparameters.log_every", value=20, now=5)) == tried
+    assert subject.changed({"log_every": 20}).hyperparameters["log_every"] == 20
 
 
 def code_of(*command: str) -> str:
@@ -93,11 +125,13 @@ def test_a_trial_that_is_stopped_leaves_no_process(tmp_path, monkeypatch, how, f
             raise OSError("disk full")
         return "enough"
 
+    started: list[Run] = []
     subject = CommandSubject(shlex.split(how.replace("PYTHON", sys.executable)), "stubborn-tune")
     if fails:
         with pytest.raises(OSError, match="disk full"):
-            subject.run({}, until, print)
+            subject.run({}, until, print, started.append)
     else:
-        assert subject.run({}, until, print).state == "Stopped"
+        assert subject.run({}, until, print, started.append).state == "Stopped"
+    assert [run.name for run in started] == [run.name for run in launcher.runs()]
     pid = int((tmp_path / "pid").read_text())
     wait_until(lambda: not Path(f"/proc/{pid}").exists(), 10, "it is gone")

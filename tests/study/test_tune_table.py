@@ -9,6 +9,8 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,7 @@ from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding, Fix
 from launcher.record.records import RunFolder, write_json
 from launcher.runner.run import Run
+from launcher.study import tune_trials
 from launcher.study.conditions import CONDITIONS, settings_of
 from launcher.study.trial_table import TrialTable
 from launcher.study.tune_result import Tuning
@@ -90,7 +93,7 @@ class Priced(Subject):
     def conditions(self) -> dict[str, str]:
         return dict.fromkeys(CONDITIONS, "")
 
-    def run(self, changes: Changes, until: Until, say: Callable[[str], None]) -> Run:
+    def run(self, changes: Changes, until: Until, say: Callable[[str], None], started: Callable[[Run], None]) -> Run:
         folder = RunFolder(self.store / f"priced-20260101-00000{len(list(self.store.iterdir()))}-abcd")
         folder.path.mkdir(parents=True)
         plan = {
@@ -100,7 +103,7 @@ class Priced(Subject):
             "job": {"name": "it"},
         }
         write_json(folder.plan, {**plan, "hosts": [{"name": "algo-1"}]})
-        until(Run(folder))
+        started(Run(folder))
         write_json(folder.outcome, {"state": "Failed", "failure": "no data", "cost_usd": self.cost})
         if self.interrupted:
             raise KeyboardInterrupt
@@ -149,7 +152,7 @@ def test_a_trial_that_its_time_stopped_runs_again_with_more_time(store, tmp_path
     store.mkdir()
     subject, file = Priced(store), tmp_path / "trials.csv"
     changes: Changes = {"num_workers": 4} if steps else {}
-    earlier = subject.run(changes, lambda run: "", print)
+    earlier = subject.run(changes, lambda run: "", print, lambda run: None)
     earlier.folder.metrics.write_text(json.dumps({"rank": 0, "step": done}) + "\n")
     key, row = {"changes": json.dumps(changes), "repeat": 1}, {"state": state, "failure": failure, "seconds": 20.0}
     table = TrialTable(file, KEYS, MEASURED, subject.conditions())
@@ -163,6 +166,92 @@ def test_a_trial_that_its_time_stopped_runs_again_with_more_time(store, tmp_path
 
     assert not measured(10.0) and not measured(15.0)
     assert measured(60.0) is again and rows(file)[0]["allowed_seconds"] == ("60.0" if again else "15.0")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "again"),
+    [
+        ({"state": "Completed"}, False),
+        ({"state": "Stopped", "stop_reason": "its 15 s as a trial are over"}, False),
+        ({"state": "Stopped", "stop_reason": "it made the 80 steps of the first trial"}, False),
+        ({"state": "Stopped", "stop_reason": "Ctrl-C"}, True),
+        ({"state": "Failed", "failure": "CapacityError"}, True),
+    ],
+)
+def test_a_trial_whose_tuning_was_killed_counts_if_it_shows_what_it_was_to_show(store, tmp_path, outcome, again):
+    store.mkdir()
+    subject, file = Priced(store), tmp_path / "trials.csv"
+    subject.cost, changes = 0.25, {"num_workers": 4}
+    left = subject.run(changes, lambda run: "", print, lambda run: None)
+    write_json(left.folder.outcome, {**outcome, "cost_usd": 0.25})
+    table = TrialTable(file, KEYS, MEASURED, subject.conditions())
+    key = {"changes": json.dumps(changes), "repeat": 1}
+    table.add(key, {"state": "InProgress", "allowed_seconds": 15.0, "cost_usd": 0.5}, left)
+    trials = Trials(subject, table, 20, 600, 15, 9.0, 0.5, print, used=[{"changes": "{}", "seconds": "20"}])
+    assert (trials(changes, "it").run.name == left.name) is not again
+    assert [row["cost_usd"] for row in rows(file)] == ["1.0" if again else "0.75"]
+
+
+def test_a_trial_that_goes_on_although_its_tuning_was_killed_is_stopped_first(store, tmp_path, monkeypatch):
+    store.mkdir()
+    subject, stopped = Priced(store), []
+    left = subject.run({}, lambda run: "", print, lambda run: None)
+    monkeypatch.setattr(Run, "wait", lambda run, *args, **options: "Stopped" if stopped else "InProgress")
+    monkeypatch.setattr(Run, "stop", lambda run, reason: stopped.append((run.name, reason)))
+    table = TrialTable(tmp_path / "trials.csv", KEYS, MEASURED, subject.conditions())
+    table.add({"changes": "{}", "repeat": 1}, {"state": "InProgress", "allowed_seconds": 15.0}, left)
+    assert Trials(subject, table, 20, 600, 15, None, None, print)({}, "as it is").run.name != left.name
+    assert stopped == [(left.name, "its tuning was interrupted")]
+
+
+def on_sagemaker(*stages: str, steps: int = 0) -> Any:
+    """A run there, as far as SageMaker and its log show it."""
+    remote = {
+        "SecondaryStatusTransitions": [{"Status": stage, "StartTime": "2026-01-01T00:00:00+00:00"} for stage in stages]
+    }
+    lines = [{"step": steps}] if steps else []
+    return SimpleNamespace(
+        backend="aws", metrics=lambda: lines, folder=SimpleNamespace(read=lambda file: remote, remote=None)
+    )
+
+
+@pytest.mark.parametrize(
+    ("shows_steps", "run", "after"),
+    [
+        (True, on_sagemaker("Starting", "Training"), 900),  # the kit's own script, whose steps its log shows
+        (False, on_sagemaker("Starting"), 900),
+        (False, on_sagemaker("Starting", "Training"), 120 + 45),
+        (False, on_sagemaker("Starting", "Training", steps=3), 45),
+    ],
+)
+def test_a_trial_whose_steps_are_not_seen_while_it_runs_ends_by_the_time_of_its_script(
+    store, tmp_path, monkeypatch, shows_steps, run, after
+):
+    subject = Priced(store)
+    subject.shows_steps = shows_steps
+    table = TrialTable(tmp_path / "trials.csv", KEYS, MEASURED, subject.conditions())
+    until, now = Trials(subject, table, 20, 600, 45, None, None, print)._until(None), [1000.0]
+    monkeypatch.setattr(tune_trials.time, "monotonic", lambda: now[0])
+    assert until(run) == "", "its clock begins when it was sent: an upload may have taken long"
+    now[0] += after
+    assert until(run) == ""
+    now[0] += 1
+    assert until(run) == (f"no step within {after} s" if after == 900 else "its 45 s as a trial are over")
+
+
+@pytest.mark.parametrize(("stages", "again"), [(("Starting",), True), (("Starting", "Training"), False)])
+def test_a_trial_that_got_no_hosts_is_no_reason_against_a_change(store, tmp_path, stages, again):
+    store.mkdir()
+    subject, changes = Priced(store), {"num_workers": 4}
+    run = subject.run(changes, lambda run: "", print, lambda run: None)
+    plan = json.loads(run.folder.plan.read_text())
+    write_json(run.folder.plan, {**plan, "backend": "aws"})
+    write_json(run.folder.remote, on_sagemaker(*stages).folder.read(None))
+    table = TrialTable(tmp_path / "trials.csv", KEYS, MEASURED, subject.conditions())
+    row = {"state": "Failed", "failure": "CapacityError", "allowed_seconds": 15.0, "seconds": 20.0}
+    table.add({"changes": json.dumps(changes), "repeat": 1}, row, run)
+    trial = Trials(subject, table, 20, 600, 15, None, None, print)(changes, "it")
+    assert (trial.run.name != run.name) is again
 
 
 @pytest.mark.parametrize("section", [{"profiling": {"system_interval_ms": 100}}, {"debugger": {}}])

@@ -16,7 +16,9 @@ def available_memory() -> int:
     left = int(lines["MemAvailable"].split()[0]) * 1024  # proc(5): kB
     limit, used = CGROUP / "memory.max", CGROUP / "memory.current"
     if limit.is_file() and limit.read_text().strip() != "max":
-        left = min(left, int(limit.read_text()) - int(used.read_text()))
+        counts = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
+        # pages of files that nobody has read again lately: the kernel drops them before it refuses memory
+        left = min(left, int(limit.read_text()) - int(used.read_text()) + int(counts.get("inactive_file", 0)))
     return left
 
 

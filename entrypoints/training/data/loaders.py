@@ -72,6 +72,8 @@ class Data(Generic[Training, HeldOut]):
     """Of the images that an epoch draws, how many have a label, 0 to 1."""
     views_per_decode: int = 1
     """Views of a training image that come one after the other, from one decoding."""
+    numbered: bool = False
+    """The labels are the classes' numbers, whatever they are called; otherwise the names tell which images belong to a class."""
 
     @property
     def epoch_images(self) -> int:

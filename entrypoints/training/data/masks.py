@@ -185,6 +185,7 @@ def open_data(
         ),
         recipe=PairsByDali(training) if settings.preprocessing == "dali" else None,
         elsewhere=partial(open_elsewhere, settings, channels),
+        numbered=True,
     )
 
 

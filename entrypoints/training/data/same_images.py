@@ -23,8 +23,9 @@ class Listed(Protocol):
 def identity(data: Data[Any, Any]) -> dict[str, str]:
     """What tells the images that a run learns from, and their classes, from others: by number and names; no image is read."""
     listing = data.training.listing() if isinstance(data.training, Listed) else ""
+    names = "" if data.numbered else f" ({_digest(data.classes)[:8]})"
     return {
-        "classes": f"{len(data.classes):,} ({_digest(data.classes)[:8]})",
+        "classes": f"{len(data.classes):,}{names}",
         "training images": f"{len(data.training):,} ({_digest(listing)[:8]})",
     }
 

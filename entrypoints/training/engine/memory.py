@@ -363,10 +363,14 @@ def when_full(size: int, share: int, predicted: float, space: int, settings: Tra
     smaller = parts_of(share, size - 1)[:1]
     changes = [f"batch_size_per_device: {part}" for part in smaller]
     changes += ["batch_size_per_device: auto"] if settings.batch_size_per_device != "auto" else []
-    changes += ["precision: bf16"] if settings.precision in ("fp32", "tf32") else []
     changes += [] if settings.zero else ["zero: true"]
-    asked = f"set {', or '.join(changes)}" if changes else "take a smaller model or image_size, or a larger device"
-    return f"A step of {size} images was predicted to take {_size(predicted)} of {_size(space)}: {asked}, and resume"
+    asked = f"set {', or '.join(changes)}, and resume" if changes else "resume on a larger device"
+    anew = ["precision: bf16"] if settings.precision in ("fp32", "tf32") else []
+    anew += ["a smaller model or image_size"]
+    return (
+        f"A step of {size} images was predicted to take {_size(predicted)} of {_size(space)}: {asked}; "
+        f"or begin anew with {', or '.join(anew)}"
+    )
 
 
 def _kept(function: Callable[[int], Any], images: int) -> int:

@@ -74,7 +74,8 @@ def restore(optimizer: Optimizer, captured: dict[str, Any]) -> None:
     What PyTorch leaves to do afterwards: single numbers, such as Adam's `step`, belong on the device where one kernel does the
     whole step, and on the host elsewhere, where each read would wait for the device. ZeroRedundancyOptimizer puts all of them on the
     host (https://github.com/pytorch/pytorch/issues/124133), torch 2.0 leaves them there
-    (https://github.com/pytorch/pytorch/issues/103256), and others go to the device. Which kernels run is this machine's own matter.
+    (https://github.com/pytorch/pytorch/issues/103256), and others go to the device. Which kernels run is this machine's own matter, and so
+    is the memory format: one kernel goes through a parameter and its averages in the order in which they lie in memory.
     """
     local = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
     own = [{name: group.get(name) for name in KERNELS} for group in local.param_groups]
@@ -87,8 +88,12 @@ def restore(optimizer: Optimizer, captured: dict[str, Any]) -> None:
         for parameter in group["params"]:
             state = local.state.get(parameter, {})
             for name, value in state.items():
-                if isinstance(value, torch.Tensor) and value.dim() == 0:
+                if not isinstance(value, torch.Tensor):
+                    continue
+                if value.dim() == 0:
                     state[name] = value.to(parameter.device if on_device else "cpu")
+                elif value.shape == parameter.shape and value.stride() != parameter.stride():
+                    state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def _options(name: str) -> dict[str, Any]:

@@ -81,7 +81,8 @@ CAUSES = (
     GPU_FULL,
     Cause(
         r"shared memory|killed by signal: Bus error|/dev/shm",
-        "/dev/shm is too small for the data workers. Lower num_workers; in docker, raise --shm-size",
+        "/dev/shm is too small for the data workers. Set worker_type to loader, which needs none, or lower num_workers; in docker, raise "
+        "--shm-size",
     ),
     Cause(
         r"DataLoader worker .*(exited unexpectedly|killed by signal)|loader process has ended|can't allocate memory|Cannot allocate memory|"

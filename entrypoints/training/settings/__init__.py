@@ -32,7 +32,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union
 
 from launcher_observer.contract import contract_value
@@ -138,6 +138,15 @@ def limits(settings: Any) -> list[tuple[str, bool, str]]:
         for item in fields(settings)
         if (bounds := item.metadata.get("limits")) is not None
     ]
+
+
+def fixed_part(settings: Any) -> dict[str, Any]:
+    """The values that a checkpoint must have been saved with, those of settings within settings too; JSON-ready."""
+    values = asdict(settings)
+    for name in values:
+        if is_dataclass(part := getattr(settings, name)):
+            values[name] = fixed_part(part)
+    return {name: values[name] for name in fixed_on_resume(type(settings))}
 
 
 def fixed_on_resume(settings_class: type) -> list[str]:

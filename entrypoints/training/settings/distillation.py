@@ -21,7 +21,7 @@ class LabelBankSettings:
     views: int = setting(at_least=1)
     """Reproducible variations of each image; epoch e draws view (e - 1) mod `views` + 1, with views_per_decode N of them in N epochs. As
     many as epochs: as if the teacher ran."""
-    where: str | None = None
+    where: str | None = setting(None, on_resume="may change")
     """A folder. None: teacher_cache among the checkpoints, which SageMaker copies to S3. A relative name of an input, as in
     channel:cache, reads and fills that channel's folder (FSx) or only reads it (S3)."""
     feature_precision: Literal["fp16", "int8", "int4"] = "int8"

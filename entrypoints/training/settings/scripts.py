@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from training.settings import fixed_on_resume, limits, require, setting
+from training.settings import fixed_part, limits, require, setting
 from training.settings.features import FeatureSettings
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
@@ -125,8 +125,7 @@ class TrainingSettings:
 
     def fingerprint(self) -> dict[str, Any]:
         """The settings that a checkpoint must have been saved with, so that a run may go on from it; JSON-ready."""
-        fixed = fixed_on_resume(type(self))
-        return {name: value for name, value in asdict(self).items() if name in fixed}
+        return fixed_part(self)
 
     def conditions(self) -> list[tuple[str, bool, str]]:
         """What must hold, as (setting, holds, valid): the range of each field, and what fields must hold together."""

@@ -13,6 +13,7 @@ from launcher.insight.findings import NOTICEABLE, Finding, Fix, percent
 from launcher.insight.gains import bounded, estimated
 from launcher.insight.length import job_steps
 from launcher.insight.measurements import Steps
+from launcher.insight.phases import NO_PHASE
 from launcher.insight.rules.images import shards
 from launcher.insight.rules.workers import kept_by_workers, taken_by_workers
 from launcher.record.records import COMPLETED
@@ -241,15 +242,17 @@ def outliers(evidence: Evidence) -> Answer:
     limit = windows.FAR if far[seconds > windows.FAR * median].all() else windows.FAR_STEP
     where = {
         phase: float(np.nan_to_num(values[mask])[far].mean() - np.median(np.nan_to_num(values[mask])))
-        for phase, values in steps.seconds.items()
-        if phase != "step"
+        for phase, values in {**steps.seconds, NO_PHASE: evidence.outside_phases(steps)}.items()
+        if phase != "step" and values is not None
     }
-    phase = max(where, key=where.__getitem__, default="no phase")
+    phase = max(where, key=where.__getitem__, default=NO_PHASE)
     cause = "something else uses the device or the cores now and then: other jobs, garbage collection, compilation for new shapes"
     if phase == "data_wait":
         cause = "the loader runs dry now and then: other users of the storage or a shared file system"
     elif phase == "backward" and (evidence.world_size or 1) > 1:
         cause = "another rank is late now and then, or the network is"
+    elif phase == NO_PHASE and where:
+        cause = "the script itself does something now and then, such as a metric, a log or a file, or something else takes the cores"
     numbers, pressure = ", ".join(str(number) for number in steps.step[mask][far][:5]), evidence.pressure or 0.0
     return Finding(
         kind="step_outliers",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from launcher.insight import windows
@@ -10,6 +12,7 @@ from launcher.insight.evidence import Evidence
 from launcher.insight.findings import NOTICEABLE, Finding, Fix, percent
 from launcher.insight.gains import bounded, estimated
 from launcher.insight.measurements import Steps
+from launcher.insight.phases import NO_PHASE
 from launcher.insight.rules.feeding import larger_batch
 
 SHARED_PHASES = ("grad_sync", "backward", "buffer_sync")
@@ -83,11 +86,13 @@ def slow_rank(evidence: Evidence) -> Answer:
             reason=f"steps of {len(evidence.ranks)} of {evidence.world_size or 'an unknown number of'} ranks: {reason}",
         )
     own = np.array([_own_seconds(evidence, steps) for steps in evidence.ranks])
+    if not _one_is_slow(evidence, own):
+        own = own + [evidence.seconds_outside_phases(steps) or 0.0 for steps in evidence.ranks]
+        if not _one_is_slow(evidence, own) or not _waited_for(evidence, own):
+            return None
     slowest = int(own.argmax())
     others = float(np.median(np.delete(own, slowest)))
     lost = (own[slowest] - others) / evidence.step_seconds
-    if lost < NOTICEABLE or own[slowest] < 1.1 * others:
-        return None
     rank, share = evidence.ranks[slowest], min(lost, 1.0) * evidence.steps_part
     phase, more = _where(evidence, slowest)
     host = evidence.measurements.hosts.get(rank.host)
@@ -105,6 +110,7 @@ def slow_rank(evidence: Evidence) -> Answer:
     causes = {
         "data_wait": "its data come later: its host's cores or storage are slower or busier",
         "host_to_device": "its copies to the device are slower: another link, or memory that is not pinned",
+        NO_PHASE: "its process does more than the others between the phases, such as metrics, logs or files of one rank alone",
     }
     return Finding(
         kind="slow_rank",
@@ -165,6 +171,25 @@ def _process_per_gpu(evidence: Evidence, idle: str) -> Fix:
     return Fix(setting=None, value=f"look at {idle}: its process, clock, temperature and links")
 
 
+def _one_is_slow(evidence: Evidence, own: np.ndarray) -> bool:
+    """Whether the rank that takes longest takes noticeably longer than the others.
+
+    Args:
+        own: (ranks,) seconds a step without waiting for others.
+    """
+    longest, others = float(own.max()), float(np.median(np.delete(own, own.argmax())))
+    return longest - others >= NOTICEABLE * (evidence.step_seconds or math.inf) and longest >= 1.1 * others
+
+
+def _waited_for(evidence: Evidence, own: np.ndarray) -> bool:
+    """Whether the others' exchange of gradients is longer by at least half of what the slowest rank takes longer: outside of the phases
+    a rank may also wait for others, in a collective of the script's own."""
+    slowest = int(own.argmax())
+    waits = [windows.mean_seconds(steps, "grad_sync") or 0.0 for steps in evidence.ranks]
+    waited = float(np.median(np.delete(waits, slowest))) - waits[slowest]
+    return waited >= 0.5 * float(own[slowest] - np.median(np.delete(own, slowest)))
+
+
 def _own_seconds(evidence: Evidence, steps: Steps) -> float:
     """A rank's seconds a step without waiting for others; of backward only what is not exchange, where that is known."""
     total = 0.0
@@ -192,5 +217,7 @@ def _where(evidence: Evidence, slowest: int) -> tuple[str, float]:
             for steps in evidence.ranks
         ]
         more[phase] = each[slowest] - float(np.median(np.delete(each, slowest)))
+    outside = [evidence.seconds_outside_phases(steps) or 0.0 for steps in evidence.ranks]
+    more[NO_PHASE] = outside[slowest] - float(np.median(np.delete(outside, slowest)))
     phase = max(more, key=more.__getitem__)
     return phase, more[phase]
