@@ -5,6 +5,7 @@ A study may be killed at any moment: the same call goes on where the table ends.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,7 +108,21 @@ def _to_its_end(job: Job, on: str, say: Say) -> Run:
     def interrupted() -> None:
         say("stopping the running trial; the same command resumes the study with it")
 
-    return to_its_end(plan(job, on=on), say=say, interrupted=interrupted)
+    planned = plan(with_own_checkpoints(job, "study"), on=on)
+    return to_its_end(planned, say=say, interrupted=interrupted)
+
+
+def with_own_checkpoints(job: Job, kind: str) -> Job:
+    """The job of a trial, whose checkpoints in S3 lie in a folder of its own below the job's: one that went on from another's, or from the
+    training's, would measure something else, and the training would go on from the trial's.
+
+    Args:
+        kind: of the question, which begins the folder's name.
+    """
+    if job.checkpoints is None:
+        return job
+    own = f"{job.checkpoints.s3.rstrip('/')}/{kind}-{secrets.token_hex(4)}"
+    return job.model_copy(update={"checkpoints": job.checkpoints.model_copy(update={"s3": own})})
 
 
 def tell_the_price(jobs: Sequence[Job], on: str, max_cost: float | None, say: Say) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from launcher.insight.findings import Finding, Fix
 from launcher.planner.source_package import SourceFile, code_checksum, source_files
 from launcher.record import records
 from launcher.runner.run import Run, to_its_end
+from launcher.study import engine
 from launcher.study.conditions import commit_of, machine_of, settings_of, software
 from launcher.study.tune_settings import OUTSIDE, RULES, VARIABLES
 
@@ -154,10 +154,7 @@ class JobSubject(Subject):
         def interrupted() -> None:
             say("stopping the running trial; the same command goes on from here")
 
-        job = self.changed(changes)
-        if job.checkpoints is not None:  # a trial that goes on from another's checkpoint would train something else
-            own = f"{job.checkpoints.s3.rstrip('/')}/tune-{secrets.token_hex(4)}"
-            job = job.model_copy(update={"checkpoints": job.checkpoints.model_copy(update={"s3": own})})
+        job = engine.with_own_checkpoints(self.changed(changes), "tune")
         run = to_its_end(plan(job, on=self.on), say=say, interrupted=interrupted, started=started, until=until)
         run.wait(progress=False)  # on SageMaker a stopped job still uploads its output
         return run

@@ -13,7 +13,7 @@ import launcher
 from launcher.commands import main
 from launcher.planner.source_package import COMMIT_FILE, SourceFile, code_checksum
 from launcher.prepare import prepare
-from launcher.study import scaling_question
+from launcher.study import engine, scaling_question
 from launcher.study.scaling_question import ScalingQuestion
 from tests.conftest import ROOT, thin_out
 
@@ -50,6 +50,16 @@ TINY += [
     "study.mode=strong",
     "study.batches=[]",
 ]
+
+
+def test_no_trial_goes_on_from_another_ones_checkpoint_or_from_the_trainings(monkeypatch):
+    planned: list[launcher.Plan] = []
+    monkeypatch.setattr(engine, "to_its_end", lambda one, **_: planned.append(one))
+    values = {"name": "it", "script": "train_classifier.py", "hyperparameters": {"model": "resnet18"}}
+    for job in (values, {**values, "checkpoints": "s3://bucket/it/"}, {**values, "checkpoints": "s3://bucket/it/"}):
+        engine._to_its_end(launcher.from_values(job), "process", print)
+    none, first, second = (one.job.checkpoints for one in planned)
+    assert none is None and first.s3.startswith("s3://bucket/it/study-") and first.s3 != second.s3
 
 
 @pytest.mark.slow
