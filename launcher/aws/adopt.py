@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from launcher.aws import follow, session
 from launcher.aws.upload import RECORD
 from launcher.config.issues import mistake
+from launcher.config.redaction import redact_setting
 from launcher.record import archives, records, trust
 from launcher.record.records import RunFolder
 
@@ -67,7 +69,7 @@ def _write_what_is_known(folder: RunFolder, described: dict[str, Any], region: s
         )
         for channel in described.get("InputDataConfig", [])
     }
-    parameters = described.get("HyperParameters", {})
+    parameters = {name: _shown(name, value) for name, value in described.get("HyperParameters", {}).items()}
     own = {name: value for name, value in parameters.items() if not name.startswith("sagemaker_")}
     script = parameters.get("sagemaker_program", "unknown").strip('"')
     plan = {
@@ -87,3 +89,13 @@ def _write_what_is_known(folder: RunFolder, described: dict[str, Any], region: s
         | {"ProfilerConfig": described.get("ProfilerConfig", {"DisableProfiler": True})},
     }
     records.write_json(folder.plan, plan)
+
+
+def _shown(name: str, sent: str) -> str:
+    """A hyperparameter as it was sent, without what seems to be a secret."""
+    try:
+        value = json.loads(sent)  # AWS's SDK sends JSON
+    except ValueError:
+        value = sent
+    shown = redact_setting(name, value)
+    return sent if shown == value else json.dumps(shown)

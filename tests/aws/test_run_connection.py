@@ -13,7 +13,7 @@ import pytest
 
 import launcher
 from launcher.aws import follow, session
-from launcher.commands import live
+from launcher.commands import live, main
 from launcher.record import records
 from launcher.runner import run as running
 from tests.aws.conftest import REGION, SLEEPS, TRAINS, is_ready, started
@@ -57,6 +57,8 @@ def test_without_the_right_to_read_logs_a_run_is_still_followed_to_its_end(sagem
     assert run.wait(120) == "Completed"
     assert any("logs: not allowed" in text for text in run.outcome()["not_saved"])
     live._News(run).show(live._PlainLines(run))
+    assert "logs: not allowed" in capsys.readouterr().err
+    assert main.main(["logs", run.name]) == 0
     assert "logs: not allowed" in capsys.readouterr().err
     assert run.result() == {"validation_accuracy": 0.9}
 

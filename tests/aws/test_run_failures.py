@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import textwrap
 import threading
 
@@ -162,3 +163,28 @@ def test_spot_interruptions_are_counted_and_the_saving_is_reported(sagemaker_job
     assert starts[0] == 0 and starts[1] > 0
     assert run.outcome()["interruptions"] == 1
     assert 0 < run.outcome()["saving"] < 1
+
+
+@pytest.mark.parametrize(
+    ("name", "sent", "recorded"),
+    [
+        ("epochs", "3", "3"),
+        ("model", '"resnet18"', '"resnet18"'),
+        ("wandb_api_key", '"0123456789abcdef0123456789abcdef01234567"', '"***"'),
+        ("api_token", "hunter2hunter2", '"***"'),
+        ("options", '{"depth": 2, "password": "hunter2"}', '{"depth": 2, "password": "***"}'),
+    ],
+)
+def test_a_job_of_another_program_is_recorded_without_its_secrets(tmp_path, name, sent, recorded):
+    folder = running.records.RunFolder(tmp_path / "job")
+    folder.path.mkdir()
+    described = {
+        "ResourceConfig": {"InstanceCount": 1},
+        "OutputDataConfig": {"S3OutputPath": f"s3://{BUCKET}/theirs"},
+        "HyperParameters": {"sagemaker_program": '"train.py"', name: sent},
+        "CreationTime": datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc),
+    }
+    adopt._write_what_is_known(folder, described, REGION)
+    plan = folder.read(folder.plan)
+    assert plan["hyperparameters"][name] == plan["job"]["hyperparameters"][name] == recorded
+    assert plan["job"]["script"] == "train.py"
