@@ -195,9 +195,10 @@ class Trials:
 def _began(run: Run) -> bool:
     """Whether a run's script was started. On SageMaker hosts may be lacking, or data not be there; no setting of the script is to blame for
     that."""
-    if run.backend != "aws":
+    remote = run.folder.read(run.folder.remote)
+    if not remote:  # not on SageMaker
         return True
-    stages = run.folder.read(run.folder.remote).get("SecondaryStatusTransitions", [])
+    stages = remote.get("SecondaryStatusTransitions", [])
     return any(stage["Status"] == "Training" for stage in stages)
 
 
