@@ -138,7 +138,7 @@ bench-scaling: $(INSTALLED)
 	$(LAUNCHER) study scaling configs/hyundai_segmentation.yaml --smoke "hyperparameters.image_size=[128, 128]"
 
 bench-input: $(INSTALLED) $(OTHERS)/.installed
-	export PYTHONPATH=$(OTHERS); for script in preprocessing memory_flat; do $(VENV)/bin/python tests/benchmarks/$$script.py || exit 1; done
+	export PYTHONPATH=$(CURDIR)/$(OTHERS); for script in preprocessing memory_flat; do $(VENV)/bin/python tests/benchmarks/$$script.py || exit 1; done
 
 bench-insight: $(INSTALLED)
 	$(VENV)/bin/python tests/benchmarks/monitor_cost.py
@@ -152,7 +152,7 @@ bench-planted-busy: $(INSTALLED)
 	$(VENV)/bin/python tests/benchmarks/planted_bottlenecks.py --busy 1
 
 bench-planted-others: $(INSTALLED) $(OTHERS)/.installed
-	PYTHONPATH=$(OTHERS) $(VENV)/bin/python tests/benchmarks/planted_bottlenecks.py --others --harsher
+	PYTHONPATH=$(CURDIR)/$(OTHERS) $(VENV)/bin/python tests/benchmarks/planted_bottlenecks.py --others --harsher
 
 bench-planted-foreign: $(INSTALLED)
 	$(VENV)/bin/python tests/benchmarks/planted_foreign.py

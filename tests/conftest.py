@@ -7,6 +7,7 @@ import signal
 import sys
 import textwrap
 import time
+import weakref
 from pathlib import Path
 
 import psutil
@@ -80,6 +81,31 @@ def as_in_a_terminal() -> None:
     """For a child that a test interrupts, as its `preexec_fn`: what `nohup` and a shell's `&` make this process ignore, it does not."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
+
+
+@pytest.fixture
+def interrupt():
+    """What Ctrl-C does in a terminal: `nohup` and a shell's `&` make this process ignore it, and its waits would go on."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield lambda *_: os.kill(os.getpid(), signal.SIGINT)
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def dropped_interrupt(interrupt, monkeypatch):
+    """An `until` that is interrupted within a callback of Python's, as in that of an import's lock. The third time that it is asked, it fails."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    asked: list[launcher.Run] = []
+
+    def until(run: launcher.Run) -> str:
+        asked.append(run)
+        assert len(asked) < 3, "the interrupt was lost"
+        thing = {1, 2}
+        watched = weakref.ref(thing, interrupt)
+        del thing
+        return "" if watched() is None else "not removed"
+
+    return until
 
 
 SLEEPER = """

@@ -62,7 +62,18 @@ def is_users(file: str) -> bool:
     if file.startswith(("<", OURS)):
         return False
     parts = file.split(os.sep)
-    return not file.startswith(STANDARD_LIBRARY) and not any(name in parts for name in INSTALLED)
+    return (
+        not file.startswith(STANDARD_LIBRARY) and not any(name in parts for name in INSTALLED) and not _is_made(parts)
+    )
+
+
+def _is_made(parts: list[str]) -> bool:
+    """Whether TorchInductor or Triton made the file, which then is torch's: in /tmp/torchinductor_<user> and ~/.triton, or where a variable
+    says (torch/_inductor/runtime/cache_dir_utils.py)."""
+    places = [os.environ.get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")]
+    if any(place and os.sep.join(parts).startswith(os.path.join(place, "")) for place in places):
+        return True
+    return ".triton" in parts or any(part.startswith("torchinductor_") for part in parts)
 
 
 @functools.cache
@@ -72,7 +83,7 @@ def package(file: str) -> str | None:
     for name in INSTALLED:
         if name in parts:
             return parts[len(parts) - parts[::-1].index(name)].removesuffix(".py")
-    return None
+    return "torch" if _is_made(parts) else None
 
 
 @functools.cache

@@ -15,6 +15,9 @@ from launcher_observer.step_clock import StepClock
 MOST, LONGEST = 60, 0.1
 """Events that wait, some ten steps of a plain loop, and seconds that one waits."""
 
+FULL = 1000
+"""Events that wait wherever they come from, such as those of a model that is used when its training is over."""
+
 WITHIN = ("optimizer", "backward")
 """Phases that go on after a backward pass within them."""
 
@@ -32,6 +35,8 @@ class Events:
         """What is under way, as far as it can be told by now."""
         self.moment: Callable[[], Any] | None = None
         """Gives the timer's moments; None: they are the host's clock."""
+        self.on_settled: Callable[[], None] | None = None
+        """Called when the clock was told of all of them."""
         self.at_once = True
         """Whether no event waits: in the first steps, which decide how the others are measured."""
         self._waiting: list[tuple[Callable[..., Any], float, Any, tuple[Any, ...]]] = []
@@ -48,6 +53,8 @@ class Events:
             now = perf_counter()
             self._waiting.append((act, now, now if self.moment is None else self.moment(), arguments))
             self.phase = phase
+            if len(self._waiting) >= FULL:
+                self.settle()
         except Exception as error:
             self._fail(error)
 
@@ -65,5 +72,7 @@ class Events:
             for act, clock.now, clock.moment, arguments in waiting:
                 act(*arguments)
             self._settled = perf_counter()
+            if self.on_settled is not None:
+                self.on_settled()
         except Exception as error:
             self._fail(error)

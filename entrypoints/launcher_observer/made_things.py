@@ -79,7 +79,12 @@ class MadeThings:
             values = {"class": "fully_shard", "world_size": process.rank_and_size(self._torch)[1]}
             self._setups.add("data_parallel", model_at, values)
         if self.device is None and parameters:
-            self.device = parameters[0].device
+            # the first may be offloaded to the CPU
+            on_a_gpu = (one.device for one in parameters if one.device.type not in process.NOT_GPUS)
+            self.device = next(on_a_gpu, parameters[0].device)
+            cuda = self._torch.cuda
+            if self.device.type == "cpu" and cuda.is_initialized() and cuda.max_memory_allocated():  # all of them are
+                self.device = self._torch.device("cuda", cuda.current_device())
             self._setups.add("device", model_at, {"type": self.device.type})
 
     def _precision(self, at: Address) -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ class Observer:
         self.setups = Setups()
         self.made = MadeThings(torch, self.setups)
         self._loaders: weakref.WeakKeyDictionary[Any, Loader] = weakref.WeakKeyDictionary()
-        self._reads_elsewhere = False
+        self.reads_elsewhere = False
         """Whether another thread asks for batches."""
         self._reset()
         os.register_at_fork(after_in_child=self._forked)
@@ -158,7 +159,7 @@ class Observer:
     def loader_restarts(self, loader: Any) -> None:
         """A DataLoader is asked for an iterator, for which workers may have to start."""
         if not self.may_train_here():
-            self._reads_elsewhere = True
+            self.reads_elsewhere = True
             return
         self.events.settle()
         known = self._loaders.get(loader)
@@ -318,16 +319,26 @@ class Observer:
             self._timer = GpuTimer(module, self.made.device)
             self.clock.use(self._timer)
             self.events.moment = self._timer.now
+            self.events.on_settled = self._release
             self._hook_copies(self)
         else:
             self.tell_not_measured(
                 "forward", f"PyTorch has no timed events for a device of the type {self.made.device.type}"
             )
 
+    def _release(self) -> None:
+        """An evaluation, or what follows the training, takes moments that no step needs."""
+        if self.clock.holds_a_moment():
+            return
+        self._windows.fold(evaluates=True)  # the last step had not passed on the device when it ended on the host
+        if not self._windows.holds_a_moment():
+            self._timer.release(self.clock.moment)
+
     def _begin(self, step: Step) -> None:
         """The first step is over: this process trains, and its record begins."""
         rank, size, backend = process.rank_and_size(self.torch)
         file = TimelineFile.begun(self.folder, rank)
+        Finalize(None, self._at_exit, exitpriority=0)  # a process that multiprocessing forked ends without atexit
         self._file, self._windows.world_size = file, size
         file.write("start", **self._start(rank, size, backend, step))
         self.setups.begin(file.write)
@@ -340,7 +351,7 @@ class Observer:
         not_measured = self._not_measured
         if not step.batches:
             not_measured["data_wait"] = (
-                "another thread reads the DataLoader" if self._reads_elsewhere else "no torch DataLoader was seen"
+                "another thread reads the DataLoader" if self.reads_elsewhere else "no torch DataLoader was seen"
             )
         if size == 1:
             not_measured["grad_sync"] = "a single process exchanges nothing"
@@ -366,7 +377,7 @@ class Observer:
         return {"memory_gib": memory / 2**30, **({"grad_sync": sum(known)} if known else {})}
 
     def _paused(self, kind: Pause, step: int, began: float, seconds: float) -> None:
-        self._windows.resume()
+        self._windows.resume(kind == "evaluate")
         if self._file is not None and not self.is_over:
             self._file.stall(kind, step, seconds, time.time() - (time.perf_counter() - began))
 

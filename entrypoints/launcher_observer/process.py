@@ -25,7 +25,8 @@ def process_started() -> float:
 
 
 def worker_cpu_seconds() -> float:
-    """CPU seconds, user's and system's, that this process's living worker processes have used so far."""
+    """CPU seconds, user's and system's, that this process's worker processes have used so far, those that ended with their epoch too. Of
+    processes that were waited for the kernel tells the sum alone: any other child of the script is among them, once it has ended."""
     ticks = 0
     for worker in multiprocessing.active_children():
         try:
@@ -33,7 +34,8 @@ def worker_cpu_seconds() -> float:
         except OSError:  # it has ended in this moment
             continue
         ticks += sum(int(field) for field in text.rpartition(")")[2].split()[11:13])  # proc(5): utime and stime
-    return ticks / TICKS_A_SECOND
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)  # after active_children, which waits for those that have ended
+    return ticks / TICKS_A_SECOND + ended.ru_utime + ended.ru_stime
 
 
 def peak_host_memory() -> int:
@@ -65,10 +67,13 @@ def described(torch: Any, device: Any) -> dict[str, Any]:
         device: that it trains on, a torch.device; None: not known.
     """
     is_gpu = device is not None and device.type not in NOT_GPUS
-    named = getattr(getattr(torch, device.type, None), "get_device_name", None) if is_gpu else None
+    module = getattr(torch, device.type, None) if is_gpu else None
+    named, able = getattr(module, "get_device_name", None), getattr(module, "get_device_capability", None)
+    found = able(device) if able else None  # torch.xpu's is a dict of something else
     return {
         "device": device.type if device is not None else None,
         "device_name": named(device) if named else None,
+        "compute_capability": float("{}.{}".format(*found)) if isinstance(found, tuple) else None,
         "instance_type": os.environ.get("SM_CURRENT_INSTANCE_TYPE"),
         "torch": str(torch.__version__),
         "threads": torch.get_num_threads(),

@@ -269,9 +269,10 @@ def precision_values(torch: Any, autocast: str | None) -> dict[str, Any]:
         autocast: its dtype; None without it.
     """
     values: dict[str, Any] = {"autocast": autocast}
-    with contextlib.suppress(
-        RuntimeError
-    ):  # from 2.9 on, where a script uses both torch's old switches and the new ones
+    matmul = torch.backends.cuda.matmul
+    try:
         values["matmul_precision"] = torch.get_float32_matmul_precision()
-        values["allow_tf32"] = bool(torch.backends.cuda.matmul.allow_tf32)
+        values["allow_tf32"] = bool(matmul.allow_tf32)
+    except RuntimeError:  # from 2.9 on, where a script uses torch's new switches
+        values["allow_tf32"] = matmul.fp32_precision == "tf32"
     return values

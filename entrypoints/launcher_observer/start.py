@@ -28,14 +28,14 @@ def start() -> None:
     global _started
     if _started:  # two folders of the path hold a launcher's sitecustomize.py: a watched command watches another
         return
-    _started = True
     try:
         folder = recording_folder()
     except OSError as error:
         report(f"nothing is measured: {error}")
         return
-    if folder is None:
+    if folder is None:  # a notebook may name one later
         return
+    _started = True
     try:
         from launcher_observer.system.background import Presence
 
@@ -69,6 +69,7 @@ def recording_folder() -> str | None:
     if PLACE in environ:
         if not os.path.isdir(environ[PLACE]):
             raise NotADirectoryError(f"{PLACE}={environ[PLACE]} is not a folder: make it, or unset the variable")
+        environ[PLACE] = os.path.abspath(environ[PLACE])  # the script may go to another folder
         return environ[PLACE]
     output = environ.get("SM_OUTPUT_DATA_DIR", "")
     if not os.path.isdir(output):  # outside a job, or in its toolkit

@@ -17,6 +17,10 @@ from launcher_observer.timers import HostTimer, Timer
 MOST_OPTIMIZER_STEPS = 64
 """Of one optimizer on one batch; more are steps of a script that trains on a batch which it keeps."""
 
+MOST_PARTS = 50_000
+"""Copies after an optimizer's step with no batch asked for: a model that is trained is used. Loops that collect what they train on make
+some thousands between two steps."""
+
 SHORTEST_EVALUATION = 0.001
 """Seconds between `eval()` and `train()`."""
 
@@ -65,6 +69,9 @@ class StepClock:
         self._backward_depth = 0
         self._optimizer: int | None = None
         """The one whose step is under way; those inside of it are its own."""
+        self._asked: tuple[Cut, int, int, float] | None = None
+        """When a batch was last asked for meanwhile, with the batches, samples and seconds of waiting of the step by then: the optimizer's
+        own closure did, or its step has failed."""
         self._saving: float | None = None
         self._saved: tuple[float, float] | None = None
         """When the checkpoint that is not yet written down began and ended."""
@@ -74,6 +81,10 @@ class StepClock:
         self.moment, self._stream_of = timer.now(), timer.stream_of
         if self._step is not None:
             self._begin_step(self.now)
+
+    def holds_a_moment(self) -> bool:
+        """Whether something is under way whose moments will be asked for."""
+        return self._step is not None or self._fetched is not None
 
     # Batches
 
@@ -88,6 +99,9 @@ class StepClock:
             a pass over another loader that turns out to have been an evaluation.
         """
         now, self._cpu = self.now, cpu
+        if self._optimizer is not None and (step := self._step) is not None:
+            cut = Cut(now, self.moment, cpu, len(step.phases), step.paused)
+            self._asked = cut, step.batches, step.samples, step.data_wait
         if loading.trained < 0:
             loading.began, loading.trained = now, self._trained
         self._settle_fetched(loading)
@@ -100,7 +114,9 @@ class StepClock:
             self._end_pauses(now)
         if self._step is not None and self._step.optimizers:
             self._end_step(now, self.moment)
-        if self._step is None or self._exhausted:
+        if self._step is None or (
+            self._exhausted and not trains(self._step)
+        ):  # else the gradients of its batches are kept
             self._begin_step(now)
         self._exhausted = False
         return evaluated
@@ -133,7 +149,8 @@ class StepClock:
         if self._evaluating is not None:
             self._evaluated, self._fetched = self.now, None
             return True
-        self._exhausted = True
+        own = self._step.loader if self._step is not None else None
+        self._exhausted |= own is None or own.loader is loading.loader
         if loading.trained == self._trained and self.steps and loading.loader.role != "training":
             self._step, self._evaluating, self._evaluated = None, loading.began, self.now
         return self._evaluating is not None
@@ -156,12 +173,13 @@ class StepClock:
 
     def backward_begins(self) -> Loading | None:
         """Returns the pass over a loader whose batch is trained on, where one is known."""
-        self._backward_depth += 1
-        if self._backward_depth > 1:
+        if self._backward_depth:
+            self._backward_depth += 1
             return None
         self._trained += 1
         self._set_to_evaluate = None
         step = self._under_way()
+        self._backward_depth = 1
         self._add("forward", step)
         self._exhausted = False
         return self._trained_on(step)
@@ -181,7 +199,7 @@ class StepClock:
         Returns:
             the pass over a loader whose batch is trained on, where one is known.
         """
-        if self._optimizer is not None:
+        if self._optimizer is not None and not self._has_failed(optimizer):
             return None
         self._trained += 1
         self._set_to_evaluate = None
@@ -191,8 +209,24 @@ class StepClock:
             self._settle_fetched()
         if done and (not step.batches or done >= MOST_OPTIMIZER_STEPS):
             self._end_step_at_its_cut(step)
+        if self._backward_depth:  # an optimizer for each parameter, as soon as its gradient is there
+            self._add("backward", step)
         self._optimizer, self._mark = optimizer, self.moment
         return self._trained_on(step)
+
+    def _has_failed(self, optimizer: int) -> bool:
+        """Whether the optimizer's step under way has failed, since another one's begins after a batch was asked for. Of the step under way
+        what came before that batch was is left out."""
+        step = self._step
+        if optimizer == self._optimizer or self._asked is None or step is None or step.optimizers:
+            return False
+        cut, batches, samples, waited = self._asked
+        self._step = left = Step(step.number, cut.time, cut.moment, cut.cpu)
+        left.phases, left.paused = step.phases[cut.phases :], step.paused - cut.paused
+        left.loader, left.epoch, left.data_wait = step.loader, step.epoch, step.data_wait - waited
+        left.batches, left.samples = step.batches - batches, step.samples - samples
+        self._optimizer = None
+        return True
 
     def optimizer_ends(self, optimizer: int, cpu: float) -> None:
         """
@@ -206,7 +240,7 @@ class StepClock:
         step.optimizers.append(optimizer)
         step.ended = self.now
         step.cut = Cut(self.now, self.moment, cpu, len(step.phases), step.paused)
-        self._optimizer, self._copied = None, False
+        self._optimizer, self._asked, self._copied = None, None, False
 
     def part_begins(self) -> None:
         """A tensor is copied to the device, or ranks exchange buffers."""
@@ -235,6 +269,11 @@ class StepClock:
         """
         step = self._step
         if step is None or self._evaluating is not None or self._backward_depth or self._optimizer is not None:
+            return
+        if (step.optimizers or self._exhausted) and len(step.phases) - step.cut.phases >= MOST_PARTS:
+            if step.optimizers:
+                self._end_step_at_its_cut(step)
+            self._step = None  # no training, but what follows it
             return
         # a prefetcher copies the next batch in a stream of its own
         is_beside = self._stream_of(self.moment) != self._stream_of(step.begin)
@@ -267,7 +306,7 @@ class StepClock:
         if self._evaluating is not None:
             self._end_evaluation(self._evaluated)
         elif self._step is not None and self._step.optimizers:
-            self._end_step(self._step.ended, self._mark)
+            self._end_step_at_its_cut(self._step)
 
     def evaluation_may_begin(self) -> None:
         """A model was set to evaluate. What follows is an evaluation if it is set to train again with nothing trained in between."""
@@ -318,6 +357,8 @@ class StepClock:
                 self._end_step(now, self.moment)
             self._evaluating = now
         holds_nothing = self._step is None or not (self._step.batches or self._step.phases)
+        if holds_nothing and self._exhausted:  # the next one begins with its own batch
+            self._step = None
         if holds_nothing and self._fetched is None and (begins or not loading.batches):
             self._fetched = Fetched(Step(self.steps + 1, now, self.moment, self._cpu))
 
@@ -384,7 +425,7 @@ class StepClock:
     def _begin_step(self, now: float) -> Step:
         self._step = step = Step(self.steps + 1, now, self.moment, self._cpu)
         self._mark = self.moment
-        self._optimizer, self._backward_depth = None, 0  # of a step that an exception ended
+        self._optimizer, self._asked, self._backward_depth = None, None, 0  # of a step that an exception ended
         return step
 
     def _end_step(self, ended: float, end: Any, following: Step | None = None) -> None:

@@ -87,6 +87,7 @@ def _loaders(observer: Observer, torch: Any) -> None:
         def __next__(iterator: Any) -> Any:
             loading = getattr(iterator, LOADING, None)
             if loading is None or (get_ident() != observer.thread and not observer.may_train_here()):
+                observer.reads_elsewhere |= loading is not None
                 return original(iterator)
             events, trains = observer.events, loading.is_trained_on or torch.is_grad_enabled()
             waiting, using = ("data_wait", "forward") if trains else ("evaluate", "evaluate")
@@ -259,15 +260,26 @@ def _copies(observer: Observer, torch: Any) -> None:
         return
     compiling, plain = _is_compiling(torch), (torch.Tensor, torch.nn.Parameter)
 
+    overrides = torch.overrides
+
     def copying(original: Callable[..., Any]) -> Callable[..., Any]:
+        def called(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            """The method as code knows it that took hold of it before: a subclass's or a mode's `__torch_function__` would be given what
+            stands in the class by now, and knows what it handles by its identity, as torchvision's tv_tensors and lazy parameters do."""
+            if overrides.has_torch_function((tensor, *args[:1])):
+                return overrides.handle_torch_function(original, (tensor, *args[:1]), tensor, *args, **kwargs)
+            return original(tensor, *args, **kwargs)
+
         def to(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            # an attribute of a subclass's tensor calls code of the subclass, whose compiled form may never return
-            if compiling() or type(tensor) not in plain or not tensor.is_cpu or not observer.trains_here():
+            if compiling():
                 return original(tensor, *args, **kwargs)
+            # an attribute of a subclass's tensor calls code of the subclass, whose compiled form may never return
+            if type(tensor) not in plain or not tensor.is_cpu or not observer.trains_here():
+                return called(tensor, *args, **kwargs)
             events = observer.events
             before = events.phase
             events.add("host_to_device", observer.clock.part_begins)
-            copied = original(tensor, *args, **kwargs)
+            copied = called(tensor, *args, **kwargs)
             if copied.is_cpu:
                 events.phase = before
                 return copied

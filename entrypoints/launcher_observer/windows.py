@@ -42,6 +42,8 @@ class Windows:
         """The one that the latest batch came from."""
         self._new_epoch = False
         self._worker_cpu = 0.0
+        self._mixed = False
+        """Whether workers of an evaluation are in the window."""
         self._threads: DrivingThreads | None = None
         """From the end of the first window on."""
         self.extra: Callable[[], dict[str, float]] = dict
@@ -53,15 +55,37 @@ class Windows:
         self._waiting.append((timer, step))
         self.fold()
 
-    def resume(self) -> None:
-        """Training goes on after a pause."""
+    def resume(self, evaluated: bool) -> None:
+        """Training goes on after a pause.
+
+        Args:
+            evaluated: workers made the batches of an evaluation meanwhile, whose CPU time is none of training's.
+        """
         if self._threads is not None:
             self._threads.restart()
+        if evaluated and (self._steps or self._waiting):
+            self._mixed = True
+        elif evaluated:
+            self._worker_cpu = worker_cpu_seconds()
 
-    def fold(self) -> None:
-        """Count the steps whose seconds are known by now."""
-        while self._waiting and self._waiting[0][0].has_passed(self._waiting[0][1].end):
-            self._count(*self._waiting.popleft())
+    def fold(self, evaluates: bool = False) -> None:
+        """Count the steps whose seconds are known by now.
+
+        Args:
+            evaluates: workers make the batches of an evaluation already.
+        """
+        self._mixed |= evaluates and bool(self._waiting)
+        while self._waiting:
+            timer, step = self._waiting[0]
+            # where a batch is asked for in a stream of its own, its moments pass before those of the model's
+            if not all(map(timer.has_passed, [step.end, *(end for _, _, end in step.phases)])):
+                return
+            self._waiting.popleft()
+            self._count(timer, step)
+
+    def holds_a_moment(self) -> bool:
+        """Whether steps wait to be counted."""
+        return bool(self._waiting)
 
     def close(self) -> None:
         """No step comes any more. Those whose seconds are not known yet are left out: nobody waits for them."""
@@ -116,12 +140,14 @@ class Windows:
             "steps": steps,
             "slowest_step": self._slowest,
             "cpu_seconds": self._cpu / steps,
-            "worker_cpu_seconds": max(0.0, self._worker_cpu - before) / steps,  # less where a worker has ended
             "epoch_step": self._epoch_steps,
             **({} if self._threads is None or before_slow else self._threads.a_step(means["step"])),
             **self.extra(),
         }
         self._threads = self._threads or DrivingThreads()
+        if not self._mixed:  # less where a worker that a fork server started has ended
+            extra["worker_cpu_seconds"] = max(0.0, self._worker_cpu - before) / steps
+        self._mixed = False
         if self._samples and self._seconds["step"]:
             extra["images_per_second"] = self.world_size * self._samples / self._seconds["step"]
         batches = self._loader.batches if self._loader is not None else None

@@ -38,14 +38,6 @@ class InstanceType:
     efa: bool = False
     """Whether the hosts have AWS's Elastic Fabric Adapter."""
 
-    @property
-    def volume_can_be_chosen(self) -> bool:
-        """Whether VolumeSizeInGB counts: hosts with NVMe disks get no volume.
-
-        https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ResourceConfig.html
-        """
-        return self.local_storage_gb == 0
-
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
@@ -238,11 +230,6 @@ def smddp_instance_types() -> tuple[str, ...]:
 def smddp_versions() -> dict[str, str]:
     """PyTorch version -> version of the data parallel library in the last patch of its training image."""
     return {version: facts["library"] for version, facts in _catalog()["smddp"]["versions"].items()}
-
-
-def intervals() -> tuple[int, ...]:
-    """Valid values of ProfilingIntervalInMilliseconds."""
-    return tuple(_catalog()["sdk_profiler_intervals"]["milliseconds"])
 
 
 def image_facts(uri: str) -> ImageFacts | None:

@@ -12,6 +12,7 @@ from launcher.config.issues import Issue
 from launcher.config.job import Job
 from launcher.config.sections import Compute
 from launcher.planner import groups
+from launcher.show.text import listed
 
 warning = partial(Issue, level="warning")
 
@@ -24,7 +25,7 @@ FIRST_WITH_GROUPS = (1, 10)
 
 def check(job: Job, *, kit_script: bool) -> list[Issue]:
     """Issues of `compute` and `distribution`; see `validation.check`."""
-    issues = [*_machines(job), *_groups(job), *_time(job)]
+    issues = [*_machines(job), *_ignored_volume(job), *_groups(job), *_time(job)]
     if not any(issue.level == "error" and issue.key.startswith("compute.instance") for issue in issues):
         issues += [*_distribution(job, kit_script), *_precision(job), *_compression(job, kit_script), *_workers(job)]
         issues += _idle_gpus(job) if kit_script else []
@@ -44,12 +45,6 @@ def _machines(job: Job) -> Iterator[Issue]:
             near = _nearest(name)
             fix = f"did you mean {near}?" if near else "see https://aws.amazon.com/sagemaker/ai/pricing/"
             yield Issue(key=key, found=f"{name}: SageMaker has no such instance type for training", fix=fix)
-        elif found.local_storage_gb and compute.volume_gb != Compute.model_fields["volume_gb"].default:
-            yield warning(
-                key="compute.volume_gb",
-                found=f"{name} has {found.local_storage_gb} GB of local storage, which SageMaker uses instead",
-                fix="remove volume_gb",
-            )
         if found is not None and found.local_storage_gb and compute.volume_key is not None:
             # https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ResourceConfig.html
             yield Issue(
@@ -57,6 +52,18 @@ def _machines(job: Job) -> Iterator[Issue]:
                 found=f"{name} has local disks, which its hardware encrypts; SageMaker accepts no key for them",
                 fix="remove volume_key",
             )
+
+
+def _ignored_volume(job: Job) -> Iterator[Issue]:
+    """A disk's size that no host uses."""
+    compute, kinds = job.compute, prices.instances(job)
+    own = {name: found.local_storage_gb for name in kinds if (found := catalog.instance(name)) is not None}
+    if compute.volume_gb != Compute.model_fields["volume_gb"].default and own and all(own.get(name) for name in kinds):
+        yield warning(
+            key="compute.volume_gb",
+            found=f"{listed([f'{name} has {size} GB' for name, size in own.items()])} of local storage, which SageMaker uses instead",
+            fix="remove volume_gb",
+        )
 
 
 def _nearest(name: str) -> str | None:
@@ -113,6 +120,12 @@ def _groups(job: Job) -> Iterator[Issue]:
             fix="use a newer image, or write one group",
         )
     some = [name for name, channel in job.inputs.items() if channel.instance_groups]
+    if some and job.network.isolation:
+        yield Issue(
+            key="network.isolation",
+            found=f"the code comes as a channel for all groups, but {some[0]} has some: SageMaker needs them everywhere or nowhere",
+            fix="remove instance_groups from the channels",
+        )
     for name, channel in job.inputs.items():
         if some and channel.source in ("fsx", "efs"):
             yield Issue(

@@ -17,10 +17,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from launcher.aws import prices, session
+from launcher.aws import accounts, prices, session
 from launcher.aws.upload import split
-from launcher.config import placeholders
-from launcher.config.issues import mistake
 from launcher.record import archives, failures, metrics_file, records, trust
 from launcher.record.records import RunFolder
 from launcher.show.text import counted
@@ -98,53 +96,15 @@ def _is_gone(folder: RunFolder, region: str, known: dict[str, Any]) -> bool:
     """
     if not known or folder.supervisor_lives():
         return False  # it is being created
-    if _was_emulated(known):
+    if accounts.was_emulated(known):
         failure = "the SageMaker emulator that ran it was closed, which ends its jobs"
     else:
-        _refuse_other_account(region, known)
+        accounts.refuse_other(region, known)
         if time.time() - known.get("sent", 0) < UNKNOWN_SECONDS:
             return False
         failure = "SageMaker has no such job; it was never created, or was deleted"
     _write_outcome(folder, {"state": records.FAILED, "failure": failure})
     return True
-
-
-def _was_emulated(known: dict[str, Any]) -> bool:
-    """Whether the job ran on an emulator that is closed. A tunnel to AWS may have had such an address too, but has a real account."""
-    address = known.get("emulator")
-    return bool(address) and _account(known) == placeholders.ACCOUNT and session.is_closed(str(address))
-
-
-def _refuse_other_account(region: str, known: dict[str, Any]) -> None:
-    """Raise a UserError where the environment names another account, or another emulator, than the job was sent to.
-
-    To both, SageMaker answers that it has no such job. The emulators of all users have the same account, and each its own address.
-    """
-    here = session.emulator()
-    there = known.get("emulator", here)
-    if here != there:
-        found = f"the environment names {_place(here)}, and the job is on {_place(there)}"
-        fix = "export the variables that launcher emulate printed" if there else "unset AWS_ENDPOINT_URL"
-        raise mistake("AWS_ENDPOINT_URL", found, fix)
-    ours = session.account(region)
-    its = _account(known) or ours
-    if ours != its:
-        found = f"these credentials are of account {ours}, and the job is in {its}"
-        raise mistake("credentials", found, f"set AWS_PROFILE to a profile of account {its}")
-
-
-def _account(known: dict[str, Any]) -> str | None:
-    """The account of a job, by its ARN; before SageMaker's first answer, that to which it was sent. None: not recorded.
-
-    arn:PARTITION:sagemaker:REGION:ACCOUNT:training-job/NAME
-    https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonsagemaker.html
-    """
-    arn = known.get("TrainingJobArn")
-    return str(arn).split(":")[4] if arn else known.get("account")
-
-
-def _place(emulator: str) -> str:
-    return f"the SageMaker emulator at {emulator}" if emulator else "AWS"
 
 
 def fetch_logs(folder: RunFolder, region: str, hosts: int) -> tuple[bool, str]:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from launcher.aws import catalog, prices, request, security_groups, session
+from launcher.aws import catalog, checkpoint_prefix, disks, prices, security_groups, session
 from launcher.aws.upload import split
 from launcher.config import placeholders
-from launcher.config.issues import Issue, UserError, did_you_mean
+from launcher.config.issues import Issue, Level, UserError, did_you_mean
 from launcher.planner.plan import Plan
 from launcher.show.text import counted
 
@@ -37,14 +37,11 @@ class OnlineChecks:
     """Checks of everything that a plan names."""
 
     def __init__(self, plan: Plan):
-        self.job = plan.job
+        self.plan, self.job = plan, plan.job
         self.region = str(plan.job.region)
         uploaded = {upload.target: upload.size for upload in plan.uploads}
-        self.sizes: dict[str, int] = {}
-        """Channel -> bytes that every host copies to its disk."""
-        for name, address in plan.channels.items():
-            if address in uploaded:
-                self.is_copied(name, uploaded[address])
+        self.sizes = {name: uploaded[address] for name, address in plan.channels.items() if address in uploaded}
+        """Channel -> bytes, where they are known."""
 
     def client(self, service: str) -> Any:
         return session.client(service, self.region)
@@ -61,7 +58,7 @@ class OnlineChecks:
         for key, check_key in self.checks(account):
             if key not in refused:
                 found += _guarded(key, check_key)
-        return found + list(self.volume())
+        return found + list(disks.check(self.job, self.sizes))
 
     def checks(self, account: str) -> Iterator[tuple[str, Callable[[], Iterator[Issue]]]]:
         """Every check, with its config key."""
@@ -72,14 +69,17 @@ class OnlineChecks:
             yield "network.security_groups", self.security_groups
         yield "compute.instance_type: quota", self.quota
         yield "compute.price_per_hour", self.price
-        for key, uri in (("output", job.output), ("code", job.code)):
-            if uri is not None:
-                yield key, partial(self.bucket, key, uri)
+        for key, uri in job.written_to.items():
+            yield key, partial(self.bucket, key, uri)
         if job.checkpoints is not None:
-            yield "checkpoints", partial(self.checkpoints, job.checkpoints.s3)
+            uri = job.checkpoints.s3
+            yield "checkpoints", partial(self.checkpoints, uri)
+            yield "checkpoints", lambda: checkpoint_prefix.check_users(uri, self.region, self.client("sagemaker"))
+        uploaded = {upload.target for upload in self.plan.uploads}
         for name, given in job.inputs.items():
-            if given.s3 is not None:
-                yield f"inputs.{name}", partial(self.channel, name, given.s3)
+            address = self.plan.channels.get(name, "")
+            if given.s3 is not None or (given.run is not None and address not in uploaded):
+                yield f"inputs.{name}", partial(self.channel, name, address)
             elif given.fsx is not None:
                 yield f"inputs.{name}", partial(self.lustre, name, given.fsx)
             elif given.efs is not None:
@@ -87,10 +87,14 @@ class OnlineChecks:
 
     def role(self, account: str) -> Iterator[Issue]:
         role = str(self.job.role)
-        if role.split(":")[4] != account:
-            yield warning(
+        if session.account_in(role) != account:
+            # "to pass an IAM role to a service that shares the same AWS account":
+            # https://docs.aws.amazon.com/IAM/latest/UserGuide/id_roles_use_passrole.html
+            yield Issue(
                 key="role",
+                level="warning" if session.emulator() else "error",
                 found=f"{role} is not in the account of your credentials ({account})",
+                valid="a role of the account in which the job runs",
                 fix="use a role of that account, or other credentials (AWS_PROFILE)",
             )
             return
@@ -142,13 +146,14 @@ class OnlineChecks:
         if wrong:
             return
         bucket, prefix = split(uri)
-        client = self.client("s3")
+        client, given = self.client("s3"), self.job.inputs[name]
+        listed = given.data_type not in (None, "S3Prefix")  # the one object is a list of others
         count = size = outside = 0
         example = ""
         for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
             for item in page.get("Contents", ()):
                 count, size = count + 1, size + item["Size"]
-                if not _in_folder(item["Key"], prefix):
+                if not listed and not _in_folder(item["Key"], prefix):
                     outside, example = outside + 1, item["Key"]
             if count >= MAX_OBJECTS:
                 found = f"whether {uri} fits the disk: it holds more than {MAX_OBJECTS:,} objects"
@@ -162,46 +167,28 @@ class OnlineChecks:
             fix = did_you_mean(prefix.rstrip("/"), near, shows)
             yield Issue(key=key, found=f"no objects under {uri}", fix=fix)
         if outside:
-            yield warning(
+            found = f"{uri} is a prefix that also matches {outside} objects outside the folder, such as {example}"
+            # "For FastFile mode, partial S3 prefix is not supported", once the hosts have come
+            fails = given.mode == "FastFile"
+            level: Level = "error" if fails else "warning"
+            yield Issue(
                 key=key,
-                found=f"{uri} is a prefix that also matches {outside} objects outside the folder, such as {example}",
+                level=level,
+                found=found + (", and FastFile takes whole folders" if fails else ""),
                 fix=f"write {uri}/",
             )
-        self.is_copied(name, size)
-
-    def is_copied(self, name: str, size: int) -> None:
-        """Count a channel of that many bytes where every host copies it, or its part of it."""
-        given, hosts = self.job.inputs[name], sum(prices.instances(self.job).values())
-        if given.mode in (None, "File") and not given.instance_groups:
-            self.sizes[name] = size // max(1, hosts) if given.sharded else size
+        if listed:
+            yield not_checked(
+                key=key,
+                found=f"whether what {uri} lists fits the disk",
+                fix="set compute.volume_gb to the size of its objects, and some more",
+            )
+        else:
+            self.sizes[name] = size
 
     def checkpoints(self, uri: str) -> Iterator[Issue]:
         wrong = list(self.bucket("checkpoints", uri))
-        yield from wrong
-        if not wrong:
-            bucket, prefix = split(uri)
-            page = self.client("s3").list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1)
-            if page.get("Contents"):
-                yield warning(
-                    key="checkpoints",
-                    found=f"{uri} holds objects already, and the job resumes from them",
-                    fix="no change to resume; otherwise use another prefix",
-                )
-
-    def volume(self) -> Iterator[Issue]:
-        """Whether a host's copy of the data fits its disk."""
-        machine = catalog.instance(request.first_instance_type(self.job))
-        own = machine.local_storage_gb if machine is not None else 0
-        disk = own or self.job.compute.volume_gb
-        total = sum(self.sizes.values()) / 1e9
-        if total > disk:
-            fix = "write mode: FastFile for large channels, which are then streamed"
-            yield Issue(
-                key="compute.instance_type" if own else "compute.volume_gb",
-                found=f"{total:,.0f} GB of data for a disk of {disk} GB",
-                valid="room for data, model and checkpoints",
-                fix=fix if own else f"write volume_gb: {int(total * 1.2) + 10}; or {fix.removeprefix('write ')}",
-            )
+        yield from wrong or checkpoint_prefix.check_content(self.plan, uri, self.client("s3"))
 
     def subnets(self) -> Iterator[Issue]:
         """Whether the subnets exist in one VPC, with the addresses that the hosts take."""
@@ -328,6 +315,10 @@ class OnlineChecks:
         if self.job.compute.price_per_hour is not None:
             return
         names = list(prices.instances(self.job))
+        if session.other_partition(self.region):  # whose credentials are none of the price list's
+            unknown = f"the price of {', '.join(names)}: AWS's price list takes no credentials of {self.region}"
+            yield not_checked(key="compute.price_per_hour", found=unknown, fix="set compute.price_per_hour")
+            return
         client = session.client("pricing", prices.PRICE_LIST_REGION)
         found = prices.read_price_list(client, self.region, names)
         missing = [name for name in names if name not in found]

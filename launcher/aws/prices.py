@@ -121,15 +121,14 @@ def bill(request: Mapping[str, Any], per_hour: float | None, described: Mapping[
             https://docs.aws.amazon.com/sagemaker/latest/dg/model-managed-spot-training.html
 
     Returns:
-        billable_seconds (one host) and training_seconds. Where known, warm_pool_seconds and cost_usd, both with the warm pool once
-        its hosts are gone: while they stay, what they cost grows. With spot, saving (a fraction).
+        billable_seconds (one host) and training_seconds. Where known, cost_usd, and what `warm_pool.bill` says. With spot, saving (a
+        fraction).
     """
     billable, training = described.get("BillableTimeInSeconds"), described.get("TrainingTimeInSeconds")
-    pool = {} if warm_pool.stays(described) else described.get("WarmPoolStatus", {})
-    warm = pool.get("ResourceRetainedBillableTimeInSeconds")
-    found: dict[str, Any] = {"billable_seconds": billable, "training_seconds": training, "warm_pool_seconds": warm}
+    found: dict[str, Any] = {"billable_seconds": billable, "training_seconds": training}
     if billable is not None and per_hour is not None:
-        found["cost_usd"] = round((billable + (warm or 0)) / 3600 * per_hour, 4)
+        found["cost_usd"] = round(billable / 3600 * per_hour, 4)
+    found |= warm_pool.bill(described, per_hour)
     if request.get("EnableManagedSpotTraining") and training and billable is not None:
         found["saving"] = round(1 - billable / training, 4)
     return {name: value for name, value in found.items() if value is not None}
@@ -171,6 +170,7 @@ def _price(job: Job, per_hour: float, source: str) -> Price:
     times = [f"{compute.max_hours:g} h", f"{STOP_SECONDS / 60:g} min to stop"]
     times += [f"{kept:g} min of warm pool"] if kept else []
     spot = "; spot costs less" if compute.spot else ""
+    spot += "; what compute.training_plan covers was paid for with the plan" if compute.training_plan else ""
     return Price(
         per_hour,
         ceiling,

@@ -13,6 +13,9 @@ from launcher.planner.source_package import SourceFile
 FILE = "requirements.txt"
 """The container toolkit installs it before the script starts."""
 
+SAME_MODULE = {"cv2": ("opencv-python", "opencv-contrib-python")}
+"""A module that several packages bring, of which one is enough; two would overwrite each other's files."""
+
 
 def complete(job: Job, files: list[SourceFile]) -> list[SourceFile]:
     """The files, with a requirements.txt where AWS's image lacks packages. The user's own requirements.txt stays as it is.
@@ -45,7 +48,12 @@ def lacking(job: Job, files: list[SourceFile]) -> list[str]:
     if own is None or (uri is not None and catalog.image_facts(uri) is None):
         return []
     text = own.read().decode("utf-8", "replace").lower()
-    return [f"{name}=={version}" for name, version in _needed(job, files).items() if name not in text]
+    modules = catalog.packages().imported_as
+    return [
+        f"{name}=={version}"
+        for name, version in _needed(job, files).items()
+        if not any(other in text for other in (name, *SAME_MODULE.get(modules.get(name, name), ())))
+    ]
 
 
 def _needed(job: Job, files: list[SourceFile]) -> dict[str, str]:

@@ -66,6 +66,17 @@ def _client(service: str, region: str, account: tuple[str | None, ...]) -> Any:
     return made.client(service, config=Config(retries=retries, connect_timeout=10, read_timeout=60))
 
 
+def other_partition(region: str) -> str:
+    """How the partition that a region lies in is called behind AWS's own, such as -cn; "" for that. Each has credentials of its own."""
+    import boto3
+    import botocore.exceptions
+
+    try:
+        return str(boto3.Session().get_partition_for_region(region)).removeprefix("aws")
+    except botocore.exceptions.UnknownRegionError:
+        return ""
+
+
 def emulator() -> str:
     """The address of the emulator on this machine that the environment names; "" where it names AWS."""
     address = os.environ.get("AWS_ENDPOINT_URL") or ""
@@ -90,6 +101,14 @@ def account(region: str) -> str:
     https://docs.aws.amazon.com/STS/latest/APIReference/API_GetCallerIdentity.html
     """
     return str(client("sts", region).get_caller_identity()["Account"])
+
+
+def account_in(arn: str) -> str:
+    """The account in an Amazon Resource Name, arn:PARTITION:SERVICE:REGION:ACCOUNT:RESOURCE; "" where it has none.
+
+    https://docs.aws.amazon.com/IAM/latest/UserGuide/reference-arns.html
+    """
+    return (*arn.split(":"), *[""] * 5)[4]
 
 
 def forget_clients() -> None:

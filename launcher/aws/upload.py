@@ -50,6 +50,8 @@ def planned_upload(job: Job, channel: str, place: Path) -> Upload:
     except OSError as error:
         found = f"{error.filename}: {error.strerror}, and it would be uploaded"
         raise mistake(key, found, "name the data's own folder, or make it readable") from None
+    if not count:
+        raise mistake(key, f"no file in {place} to upload", "put its data there, or name another folder")
     base = f"{(job.output or '').rstrip('/')}/inputs/{channel}-{fingerprint.hexdigest()[:16]}/"
     return Upload(place, base if place.is_dir() else base + place.name, count, size)
 

@@ -284,15 +284,16 @@ def _spot_and_checkpoints(job: Job, kit_script: bool) -> Iterator[Issue]:
             level="error" if kit_script and long else "warning",
             found=f"spot without checkpoints, for up to {wait:g} h: every interruption would restart training",
             valid=f"with checkpoints, or max_wait_hours at most {HOURS_WITHOUT_CHECKPOINTS}",
-            fix="add checkpoints: s3://your-bucket/prefix",
+            fix="add checkpoints: s3://your-bucket/prefix/checkpoints",
         )
     bank = job.hyperparameters.get("teacher_cache")
     if kit_script and isinstance(bank, dict) and job.checkpoints is None and _is_among_the_checkpoints(job, bank):
         yield Issue(
             key="hyperparameters.teacher_cache",
             found="the label bank lies among the checkpoints, and the job keeps none",
-            fix="add checkpoints: s3://your-bucket/prefix, or set teacher_cache.where to channel:NAME, an input in S3 or on FSx",
+            fix="add checkpoints: s3://your-bucket/prefix/checkpoints, or set teacher_cache.where to channel:NAME, an input",
         )
+    yield from _copied_as_checkpoints(job, kit_script)
     path = job.checkpoints.path if job.checkpoints and not kit_script else None
     if path is not None and any(path == taken or path.startswith(f"{taken}/") for taken in TAKEN_FOLDERS):
         yield Issue(
@@ -300,6 +301,27 @@ def _spot_and_checkpoints(job: Job, kit_script: bool) -> Iterator[Issue]:
             found=f"{path} has another use in the container",
             valid="another folder below /opt/ml",
             fix=f"remove path; the default is {records.CHECKPOINTS}",
+        )
+
+
+def _copied_as_checkpoints(job: Job, kit_script: bool) -> Iterator[Issue]:
+    """Before the script SageMaker copies all that lies below CheckpointConfig.S3Uri to each host, and what a script removes there goes in
+    S3 too: https://docs.aws.amazon.com/sagemaker/latest/dg/model-checkpoints.html"""
+    if job.checkpoints is None:
+        return
+    above = f"{job.checkpoints.s3.rstrip('/')}/"
+    others = job.written_to | {f"inputs.{name}": given.s3 for name, given in job.inputs.items() if given.s3 is not None}
+    inside = [key for key, uri in others.items() if f"{uri.rstrip('/')}/".startswith(above)]
+    if inside:
+        bucket = job.checkpoints.s3.removeprefix("s3://").partition("/")[0]
+        places = (f"{above}checkpoints", f"s3://{bucket}/checkpoints-of-{job.name}")
+        free = (one for one in places if not any(f"{uri}/".startswith(f"{one}/") for uri in others.values()))
+        yield Issue(
+            key="checkpoints",
+            level="error" if kit_script else "warning",  # a user's script may begin with what lies there
+            found=f"{job.checkpoints.s3} holds {', '.join(inside)} too, which SageMaker would copy to every host as checkpoints",
+            valid="a prefix that holds checkpoints alone",
+            fix=f"write checkpoints: {next(free, 'another prefix')}",
         )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from launcher.aws import session
+from launcher.aws import accounts, session
 from launcher.record import records, trust
 from launcher.record.records import RunFolder
 from launcher.record.shapes import utc
@@ -20,6 +20,10 @@ from launcher.show.text import counted, dollars, duration
 GONE = ("Reused", "Terminated")
 """WarmPoolStatus.Status of hosts that are another job's, or nobody's. InUse, which a job that just ended may still have, is none of
 them: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_WarmPoolStatus.html"""
+
+
+ENDED = {"WarmPoolStatus": {"Status": "Terminated"}}
+"""What is known of a warm pool of which nobody says more: of a job that was deleted, or of an emulator that was closed."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,73 @@ def of(folder: RunFolder) -> WarmPool | None:
     return WarmPool(len(plan["hosts"]), utc(ended), until, per_hour) if until > _now() else None
 
 
+def bill(described: Mapping[str, Any], usd_per_hour: float | None) -> dict[str, float]:
+    """What the warm pool of a job that is over cost, once its hosts are gone: until then it grows.
+
+    Args:
+        described: DescribeTrainingJob's answer.
+        usd_per_hour: of all hosts, on demand; None: unknown.
+
+    Returns:
+        warm_pool_seconds, of each host, and warm_pool_usd, where they are known.
+    """
+    pool = {} if stays(described) else described.get("WarmPoolStatus", {})
+    seconds = pool.get("ResourceRetainedBillableTimeInSeconds")
+    if seconds is None:
+        return {}
+    usd = {} if usd_per_hour is None else {"warm_pool_usd": round(seconds / 3600 * usd_per_hour, 4)}
+    return {"warm_pool_seconds": seconds, **usd}
+
+
+def settle(folder: RunFolder) -> None:
+    """Ask for the bill of a warm pool whose hosts had not gone when SageMaker last answered, and write it into the run's outcome.
+
+    Raises:
+        botocore's errors: SageMaker did not answer.
+        UserError: the job is in another account than the environment's credentials.
+    """
+    known = folder.read(folder.remote)
+    if not folder.outcome.exists() or not stays(known):
+        return
+    if accounts.was_emulated(known):
+        _write_bill(folder, ENDED)
+        return
+    region = folder.read(folder.plan)["job"]["region"]
+    try:
+        answer = session.client("sagemaker", region).describe_training_job(TrainingJobName=folder.name)
+    except session.errors() as error:
+        if not session.is_unknown_job(error):
+            raise
+        accounts.refuse_other(region, known)
+        answer = ENDED  # the job was deleted
+    if not stays(answer):
+        _write_bill(folder, answer)
+
+
+@trust.closed_umask()
+def _write_bill(folder: RunFolder, answer: Mapping[str, Any]) -> None:
+    """Write what the hosts, which are gone, cost."""
+    known, per_hour = folder.read(folder.remote), (folder.read(folder.plan).get("price") or {}).get("usd_per_hour")
+    _add(folder, bill(answer, per_hour))
+    records.write_json(folder.remote, {**known, "WarmPoolStatus": answer["WarmPoolStatus"]})  # last: it is settled
+
+
+def _add(folder: RunFolder, values: Mapping[str, float]) -> None:
+    """Add to a run's outcome, where it has one: the results of a run without are still to be fetched, and so is its bill."""
+    outcome = folder.read(folder.outcome)
+    if outcome:
+        records.write_json(folder.outcome, {**outcome, **values})
+
+
+def usd_at_most(folder: RunFolder) -> float:
+    """US dollars of the hosts that stayed after a run: their bill, or what they cost at most until it is known; 0: no price. Offline."""
+    outcome, known = folder.read(folder.outcome), folder.read(folder.remote)
+    if "warm_pool_usd" in outcome or not stays(known):
+        return float(outcome.get("warm_pool_usd", 0.0))
+    per_hour = (folder.read(folder.plan).get("price") or {}).get("usd_per_hour") or 0.0
+    return float(per_hour * known.get("ResourceConfig", {}).get("KeepAlivePeriodInSeconds", 0) / 3600)
+
+
 def text_of(folder: RunFolder) -> str:
     """What a run that is over still costs, and how to end it; "": nothing. Offline."""
     pool = of(folder)
@@ -89,15 +160,17 @@ def end(folder: RunFolder) -> str:
     answer = client.describe_training_job(TrainingJobName=folder.name)
     status = answer["WarmPoolStatus"]
     if not stays(answer):
-        records.write_json(folder.remote, {**known, "WarmPoolStatus": status})
+        _write_bill(folder, answer)
         by = f" by {status['ReusedByJob']}" if "ReusedByJob" in status else ""
         return f"the warm pool of {folder.name} is gone already: {status['Status']}{by}"
     client.update_training_job(TrainingJobName=folder.name, ResourceConfig={"KeepAlivePeriodInSeconds": 0})
     resources = {**known["ResourceConfig"], "KeepAlivePeriodInSeconds": 0}
     records.write_json(folder.remote, {**known, "WarmPoolStatus": status, "ResourceConfig": resources})
     now = _now()
-    usd = pool.cost(pool.since, now)
-    stayed = f"{counted(pool.hosts, 'host')} stayed for {duration((now - pool.since).total_seconds())}"
+    usd, seconds = pool.cost(pool.since, now), (now - pool.since).total_seconds()
+    if usd is not None:  # until SageMaker says how long they stayed
+        _add(folder, {"warm_pool_usd": round(usd, 4)})
+    stayed = f"{counted(pool.hosts, 'host')} stayed for {duration(seconds)}"
     return f"ended the warm pool of {folder.name}: {stayed}" + (f", about {dollars(usd)}" if usd is not None else "")
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import importlib.util
+import shlex
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from launcher.aws import (
+    accounts,
     catalog,
+    checkpoint_prefix,
     follow,
     online,
     prices,
@@ -25,7 +30,8 @@ from launcher.aws import (
 )
 from launcher.aws import request as requests
 from launcher.aws.plan import SageMakerPlan, summary
-from launcher.backends.base import Backend
+from launcher.backends.base import Backend, in_s3_only
+from launcher.backends.interrupts import interruptible
 from launcher.config.hyperparameters import argument
 from launcher.config.issues import Issue, UserError, mistake
 from launcher.config.job import Job
@@ -67,7 +73,11 @@ class Aws(Backend):
         return secrets_manager.names(job)
 
     def channels(self, job: Job, places: dict[str, str]) -> tuple[dict[str, str], tuple[Upload, ...]]:
-        """Each channel's address, and the uploads of channels on this machine."""
+        """Each channel's address, and the uploads of channels on this machine.
+
+        Raises:
+            UserError: an earlier run's model is neither on this machine nor where the job's role may read it; or of `planned_upload`.
+        """
         shown: dict[str, str] = {}
         uploads = []
         for name, given in job.inputs.items():
@@ -76,10 +86,13 @@ class Aws(Backend):
             elif given.source in ("fsx", "efs"):
                 shown[name] = f"{given.source} {given.fsx or given.efs}:{given.path}"
             elif name in places and job.output is not None:
+                place = Path(places[name])
                 whole = given.run is not None and given.student is None
-                in_s3 = _model_in_s3(Path(places[name]).parent) if whole else None
+                in_s3 = _model_in_s3(records.RunFolder(place.parent), job) if whole else None
                 if in_s3 is None:
-                    item = upload.planned_upload(job, name, Path(places[name]))
+                    if whole and not place.exists():
+                        raise UserError([in_s3_only(name, place)])
+                    item = upload.planned_upload(job, name, place)
                     uploads.append(item)
                     in_s3 = item.target
                 shown[name] = in_s3
@@ -107,6 +120,12 @@ class Aws(Backend):
 
     def check_online(self, plan: Plan) -> list[Issue]:
         return online.check(plan)
+
+    def checked(self, planned: Plan) -> Plan:
+        """The plan with the issues of `check_online`. It resumes no run that left nothing to resume from."""
+        made = super().checked(planned)
+        left_none = any(issue.key == checkpoint_prefix.RESUME for issue in made.issues)
+        return replace(made, resumes=None) if left_none else made
 
     def machine(self, job: Job) -> str:
         named = job.image.model_dump_json(exclude_none=True) if job.image is not None else "no image"
@@ -160,7 +179,7 @@ class Aws(Backend):
         assert plan.request is not None
         region = str(plan.job.region)
         try:
-            with session.as_user_error("run"):
+            with interruptible(), session.as_user_error("run"):
                 client = session.client("s3", region)
                 upload.upload(plan, client, _say)
                 upload.upload_record(plan, folder, client)
@@ -245,6 +264,13 @@ class Aws(Backend):
     def still_costs(self, folder: records.RunFolder) -> str:
         return warm_pool.text_of(folder)
 
+    def settle(self, folder: records.RunFolder) -> None:
+        with session.unreachable():
+            warm_pool.settle(folder)
+
+    def usd_after_the_end(self, folder: records.RunFolder) -> float:
+        return warm_pool.usd_at_most(folder)
+
     def release(self, folder: records.RunFolder) -> str:
         with session.as_user_error("stop"):
             return warm_pool.end(folder)
@@ -264,9 +290,17 @@ class Aws(Backend):
             )
 
     def why_not_resumed(self, job: Mapping[str, Any], folder: records.RunFolder) -> Issue | None:
-        if job.get("checkpoints") is not None:
+        kept = given = _prefix(job)
+        with contextlib.suppress(records.DamagedRecord):  # which says so where the job is read
+            kept = _prefix(folder.read_job())
+        if kept and given and kept != given:
+            found = f"{given}, and {folder.name} kept its checkpoints under {kept}"
+            anew = f"launcher replay {folder.name} {shlex.quote(f'checkpoints={given}')}"
+            fix = f"leave checkpoints as it was; or {anew} starts from the beginning"
+            return Issue(key="checkpoints", found=found, fix=fix)
+        if kept and given:
             return None
-        fix = f"launcher replay {folder.name} starts from the beginning; add checkpoints: s3://your-bucket/prefix to resume later runs"
+        fix = f"launcher replay {folder.name} starts anew; add checkpoints: s3://your-bucket/prefix/checkpoints to resume later ones"
         return Issue(key="checkpoints", found=f"{folder.name} wrote no checkpoints to S3", fix=fix)
 
     def room_for_checkpoints(self, job: Mapping[str, Any]) -> str | None:
@@ -276,6 +310,12 @@ class Aws(Backend):
 
     def shared_checkpoints(self, job: Job) -> str:
         return job.checkpoints.s3 if job.checkpoints is not None else ""
+
+
+def _prefix(job: Mapping[str, Any]) -> str:
+    """Where a job keeps its checkpoints in S3; "": nowhere."""
+    kept = job.get("checkpoints") or {}
+    return str(kept["s3"] if isinstance(kept, Mapping) else kept).rstrip("/") if kept else ""
 
 
 def _send_stop(folder: records.RunFolder) -> None:
@@ -322,10 +362,16 @@ def _processes(job: Job, instance_type: str) -> int:
     return job.compute.processes_per_host or max(1, gpus) if job.distribution != "none" else 1
 
 
-def _model_in_s3(run: Path) -> str | None:
-    """The address of an earlier run's model in S3; None for a run on this machine."""
-    folder = records.RunFolder(run)
-    return folder.read(folder.outcome).get("model_uri")
+def _model_in_s3(run: records.RunFolder, job: Job) -> str | None:
+    """The address of an earlier run's model in S3; None for a run on this machine, in another region or account, or on an emulator that
+    the environment does not name."""
+    remote = run.read(run.remote)
+    if not remote or run.read(run.plan)["job"].get("region") != job.region:
+        return None
+    known = {accounts.sent_to(remote), session.account_in(job.role or "")} - {""}
+    if len(known) > 1 or remote.get("emulator", "") != session.emulator():
+        return None
+    return run.read(run.outcome).get("model_uri")
 
 
 def _say(text: str) -> None:

@@ -50,6 +50,17 @@ class Starter:
         """What a run that is over still costs, and how to end it; "": nothing. By what the folder holds."""
         return ""
 
+    def settle(self, folder: RunFolder) -> None:
+        """Find out what a run cost after its end, where that was not known yet.
+
+        Raises:
+            Unreachable: SageMaker does not answer.
+        """
+
+    def usd_after_the_end(self, folder: RunFolder) -> float:
+        """US dollars that a run cost after its end, or costs at most where that is not known yet. By what the folder holds."""
+        return 0.0
+
     def release(self, folder: RunFolder) -> str:
         """End what a run that is over still costs; what was ended, in words; "": nothing.
 
@@ -217,7 +228,7 @@ class Backend(Starter, ABC):
             UserError: an earlier run's model is in S3 only.
         """
         of_runs = {name: Path(places[name]) for name, given in job.inputs.items() if given.run and name in places}
-        missing = [_in_s3_only(name, model) for name, model in of_runs.items() if not model.exists()]
+        missing = [in_s3_only(name, model) for name, model in of_runs.items() if not model.exists()]
         if missing:
             raise UserError(missing)
         return places, ()
@@ -258,6 +269,10 @@ class Backend(Starter, ABC):
         """Whether all hosts of a run lie on one machine, whose cores they share."""
         return self.on_this_machine
 
+    def gpus_here(self, job: Job) -> int:
+        """GPUs of this machine that a job's hosts may share; 0: they train on its CPUs, or elsewhere."""
+        return 0
+
     def why_not_resumed(self, job: Mapping[str, Any], folder: RunFolder) -> Issue | None:
         """Why a run cannot be resumed; None: it left a checkpoint, or may have.
 
@@ -285,7 +300,7 @@ class Backend(Starter, ABC):
         raise mistake("--on", f"a plan for {self.name} uploads nothing", "use plan(job, on='aws')")
 
 
-def _in_s3_only(channel: str, model: Path) -> Issue:
+def in_s3_only(channel: str, model: Path) -> Issue:
     """What is wrong with a channel that names an earlier run whose model was not fetched."""
     run = RunFolder(model.parent)
     address = str(run.read(run.outcome).get("model_uri"))

@@ -86,8 +86,7 @@ class Docker(Backend):
             issues.append(
                 Issue(key=docker_engine.KEY, found="no docker command on this machine", fix=docker_engine.INSTALL)
             )
-        gpus = 0 if image(job) == IMAGE else local_hosts.gpu_count()
-        issues += local_jobs.check_cluster(job, processes_per_host(job), gpus)
+        issues += local_jobs.check_cluster(job, processes_per_host(job), gpus_here(job))
         issues += local_jobs.check_inputs(job)
         issues += local_jobs.check_disk(job, files)
         issues += local_jobs.check_secrets(job)
@@ -174,9 +173,13 @@ class Docker(Backend):
         """The hyperparameters that SageMaker's SDK adds for the container toolkit in local mode."""
         return requests.toolkit_hyperparameters(local_job(job), run_name) | {"sagemaker_submit_directory": compose.CODE}
 
+    def gpus_here(self, job: Job) -> int:
+        return gpus_here(job)
+
     def machine(self, job: Job) -> str:
-        named = job.image.model_dump_json(exclude_none=True) if job.image is not None else "no image"
-        return f"{local_hosts.hardware()}, {named}"
+        engine, _ = docker_engine.look()
+        found = docker_engine.find_image(image(job)) if engine is not None else None
+        return f"{local_hosts.hardware()}, {image(job)} {found['Id'][:19] if found else 'not on this machine'}"
 
     def start(self, plan: Plan, folder: records.RunFolder, lock: int, lifeline: int | None) -> None:
         """Write the hosts' /opt/ml folders and the Compose file, and start the supervisor."""
@@ -242,10 +245,13 @@ def image(job: Job) -> str:
 
 def gpu_count(job: Job) -> int:
     """GPUs that the hosts share; 0 if there are fewer than processes, and 0 for this kit's CPU image."""
-    if image(job) == IMAGE:
-        return 0
-    needed = groups.training_host_count(job) * (job.compute.processes_per_host or 1)
-    return local_hosts.gpu_count() if local_hosts.gpu_count() >= needed else 0
+    there = gpus_here(job)
+    return there if there >= groups.training_host_count(job) * (job.compute.processes_per_host or 1) else 0
+
+
+def gpus_here(job: Job) -> int:
+    """This machine's GPUs; 0 for this kit's CPU image, which could not use them."""
+    return 0 if image(job) == IMAGE else local_hosts.gpu_count()
 
 
 def limits(job: Job) -> compose.Limits:

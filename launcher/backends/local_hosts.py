@@ -137,9 +137,14 @@ def gpus() -> tuple[str, ...]:
 
 
 def visible_gpus(gpus: tuple[str, ...], rank: int | None, count: int, processes: int) -> dict[str, str]:
-    """A host's share of the GPUs; see `share`. With fewer GPUs than processes, all use the CPU."""
+    """A host's share of the GPUs; see `share`. With fewer GPUs than processes, all use the CPU.
+
+    Where no GPU is known, a script that inherited nothing would see those that our own environment hides: it gets our variable. Without
+    nvidia-smi that may name some, whose number is unknown, so that one host alone has them.
+    """
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not gpus:
-        return {}
+        return {} if given is None else {"CUDA_VISIBLE_DEVICES": given if rank is not None and count == 1 else ""}
     if rank is None or len(gpus) < count * processes:
         return {"CUDA_VISIBLE_DEVICES": ""}
     share = len(gpus) // count

@@ -163,6 +163,9 @@ class Process(Backend):
             }
         return added | requests.groups_hyperparameter(job)
 
+    def gpus_here(self, job: Job) -> int:
+        return local_hosts.gpu_count()
+
     def machine(self, job: Job) -> str:
         packages = [f"{package} {_version(package)}" for package in COMPUTING_PACKAGES]
         return ", ".join([local_hosts.hardware(), *packages])

@@ -11,6 +11,7 @@ from launcher.commands.exit_codes import DONE
 from launcher.commands.json_text import as_json
 from launcher.runner.run import Run
 from launcher.show.table import Table
+from launcher.show.text import shortened_apart
 
 
 def add(to: arguments.Add) -> None:
@@ -35,9 +36,5 @@ def print_differences(first: Run, second: Run) -> None:
     if not found:
         print(f"{first.name} and {second.name} do not differ")
         return
-    rows = [[item.about, item.key, _short(item.first), _short(item.second)] for item in found]
+    rows = [[item.about, item.key, *shortened_apart(item.first, item.second, 60)] for item in found]
     print(Table(["about", "what", first.name, second.name], rows))
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -113,7 +113,7 @@ def _docker() -> Iterator[Need]:
         if image is None:
             yield Need("docker", "image", "missing", f"{docker.IMAGE} is not on this machine", docker.BUILD_IMAGE)
         else:
-            yield Need("docker", "image", "ok", f"{docker.IMAGE}, {image['Size'] / 2**30:.1f} GB")
+            yield Need("docker", "image", "ok", f"{docker.IMAGE}, {image['Size'] / 1e9:.1f} GB")
         full = docker_engine.check_disk(engine, records.store())
         yield from (_missing("docker", "disk", issue) for issue in full)
         if not full:

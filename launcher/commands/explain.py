@@ -65,6 +65,8 @@ def carry_out(options: argparse.Namespace) -> int:
     else:
         _refuse_a_setting_alone(options.subject)
         keys, settings = _explained(options.subject)
+        known = {one.name for one, _ in settings}
+        names = [own if (own := name.removeprefix(SETTING)) in known else name for name in names]
     _refuse_unknown(names, [one.name for one, _ in [*keys, *settings]], whole)
     keys, settings = ([pair for pair in part if not names or pair[0].name in names] for part in (keys, settings))
     if options.json:

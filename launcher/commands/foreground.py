@@ -65,8 +65,8 @@ def print_end(run: Run) -> None:
         parts.append(f"after {outcome['seconds']:.0f} s")
     if outcome.get("stop_reason"):
         parts.append(f"({outcome['stop_reason']})")
-    if outcome.get("cost_usd") is not None:
-        parts.append(f"for {dollars(outcome['cost_usd'])}{' without the warm pool' if still_costs else ''}")
+    if run.cost is not None:
+        parts.append(f"for {dollars(run.cost)}{' without the warm pool' if still_costs else ''}")
     if quality(result) != "-":
         parts.append(f"- {quality(result)} on held-out images")
     print(" ".join(parts))

@@ -5,13 +5,16 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from collections.abc import Iterator
 
+from launcher.backends.interrupts import deferred
+from launcher.commands import options as arguments
 from launcher.config.issues import UserError
+from launcher.record import shapes
 from launcher.record.metric_lines import parse_line
 from launcher.record.progress import RunProgress
 from launcher.record.toolkit_lines import ToolkitLines
 from launcher.runner.run import Run
-from launcher.show.text import dollars
 
 PLAIN_SECONDS = 10.0
 """Seconds, at least, between two lines of progress where there is no terminal and the script prints no metric lines."""
@@ -31,6 +34,8 @@ def follow(run: Run, *, every_line: bool = False, toolkits: bool = False) -> boo
     news = _News(run)
     positions: dict[str, int] = {}
     interrupted = False
+    with deferred() as came:
+        shapes.prepare()
 
     def idle() -> None:
         display.idle()
@@ -38,6 +43,9 @@ def follow(run: Run, *, every_line: bool = False, toolkits: bool = False) -> boo
 
     while True:
         try:
+            if came:
+                came.clear()
+                raise KeyboardInterrupt
             for host, line in run.logs(follow=True, positions=positions, idle=idle):
                 display.show(host, line, is_first=host == run.hosts[0])
             idle()
@@ -54,8 +62,8 @@ def follow(run: Run, *, every_line: bool = False, toolkits: bool = False) -> boo
                 run.stop("Ctrl-C")
             except UserError as error:  # AWS does not answer
                 print(error, file=sys.stderr)
-                if run.spend is not None:
-                    print(f"{run.name} has cost {dollars(run.spend)} so far", file=sys.stderr)
+                if run.spent:
+                    print(f"{run.name} has cost {run.spent}", file=sys.stderr)
                 return True
             print("stopping: the processes have up to two minutes to finish their step", file=sys.stderr)
             interrupted = True
@@ -72,12 +80,34 @@ def _ask() -> str:
     return "leave" if answer.startswith("l") else "stop"
 
 
+class Trouble:
+    """Why no lines come: SageMaker does not answer, or its logs may not be read.
+
+    Args:
+        follows: whether it is asked again.
+    """
+
+    def __init__(self, run: Run, *, follows: bool = True) -> None:
+        self.run, self.again = run, "; trying again" if follows else ""
+        self.unreachable = self.unreadable = ""
+
+    def news(self) -> Iterator[str]:
+        """What has changed since it was asked for last."""
+        if self.run.trouble != self.unreachable:
+            self.unreachable = self.run.trouble
+            goes_on = f"{self.unreachable}. {self.run.name} goes on{self.again}"
+            yield goes_on if self.unreachable else "AWS answers again"
+        unreadable = self.run.folder.read(self.run.folder.remote).get("no_logs", "")
+        if unreadable != self.unreadable:
+            self.unreadable = unreadable
+            yield unreadable or "the logs can be read again"
+
+
 class _News:
     """Lines between the log's: the job's stages on SageMaker, spot interruptions, whether AWS answers and lets its logs be read."""
 
     def __init__(self, run: Run) -> None:
-        self.run = run
-        self.trouble = self.no_logs = ""
+        self.run, self.trouble = run, Trouble(run)
         self.transitions = 0
 
     def show(self, display: _LiveLine | _PlainLines | _LogLines) -> None:
@@ -88,17 +118,9 @@ class _News:
             at = transition["StartTime"][11:19]
             print(f"{at} {transition['Status']}: {transition.get('StatusMessage', '')}".rstrip(": "), flush=True)
         self.transitions = len(found)
-        if self.run.trouble != self.trouble:
+        for line in self.trouble.news():
             display.close()
-            if self.run.trouble:
-                print(f"{self.run.trouble}. {self.run.name} goes on; trying again", file=sys.stderr, flush=True)
-            else:
-                print("AWS answers again", file=sys.stderr, flush=True)
-            self.trouble = self.run.trouble
-        if remote.get("no_logs", "") != self.no_logs:
-            display.close()
-            self.no_logs = remote["no_logs"]
-            print(self.no_logs or "the logs can be read again", file=sys.stderr, flush=True)
+            arguments.note(line)
 
 
 class _LiveLine:

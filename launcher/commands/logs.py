@@ -9,6 +9,7 @@ import sys
 import launcher
 from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE
+from launcher.commands.live import Trouble
 from launcher.commands.show import next_commands
 from launcher.record import records
 from launcher.record.toolkit_lines import ToolkitLines
@@ -29,8 +30,13 @@ def carry_out(options: argparse.Namespace) -> int:
     several, in_terminal = len(chosen.hosts) > 1, sys.stdout.isatty()
     toolkit = {host: ToolkitLines() for host in chosen.hosts}
     out, lines, hidden = sys.stdout.buffer, 0, 0
-    trouble = _Trouble(chosen)
-    for host, raw in chosen.raw_logs(follow=options.follow, idle=trouble.tell):
+    trouble = Trouble(chosen, follows=options.follow)
+
+    def tell() -> None:
+        for news in trouble.news():
+            arguments.note(news)
+
+    for host, raw in chosen.raw_logs(follow=options.follow, idle=tell):
         line = raw.decode("utf-8", "replace").rstrip("\r\n")
         if toolkit[host].has(line) and not options.all:
             hidden += 1
@@ -46,24 +52,11 @@ def carry_out(options: argparse.Namespace) -> int:
         if options.follow:
             out.flush()
     sys.stdout.flush()
-    trouble.tell()
+    tell()
     if in_terminal or not lines:
         nothing = f"no lines of the script, {hidden} of the container toolkit (--all); " if hidden else "no lines; "
         arguments.note(f"{'' if lines else nothing}{_how_it_stands(chosen)}")
     return DONE
-
-
-class _Trouble:
-    """Says once why no lines come: SageMaker does not answer, or its logs may not be read."""
-
-    def __init__(self, run: Run) -> None:
-        self.run, self.told = run, ""
-
-    def tell(self) -> None:
-        text = self.run.trouble or self.run.folder.read(self.run.folder.remote).get("no_logs", "")
-        if text and text != self.told:
-            arguments.note(text)
-        self.told = text
 
 
 def _how_it_stands(run: Run) -> str:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
-from launcher.commands.exit_codes import DONE, INTERRUPTED, USER_ERROR
+from launcher.commands.exit_codes import DONE, INTERRUPTED, RUN_FAILED, USER_ERROR
 from launcher.commands.options import adding_to
 from launcher.commands.parser import Parser, ShowVersion, in_groups
 from launcher.config.issues import Unreachable, UserError, mistake
@@ -30,6 +30,10 @@ GROUPS = {
 """The commands as the help lists them: title -> names. Each has a module of its name."""
 
 
+FOLLOWING = ("run", "label", "resume", "replay", "tune", "study", "drill")
+"""Commands that stop what they follow, or leave it, where nobody reads what they print."""
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     _open_streams()
@@ -43,7 +47,8 @@ def main(words: Sequence[str] | None = None) -> int:
     except (UserError, OSError) as error:
         if isinstance(error, BrokenPipeError):  # `launcher logs RUN | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return DONE
+            follows = options.command.split()[0] in FOLLOWING and not getattr(options, "detach", False)
+            return RUN_FAILED if follows else DONE
         if options.debug:
             raise
         mistakes = error if isinstance(error, UserError) else _about_the_disk(error)

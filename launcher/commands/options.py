@@ -150,18 +150,21 @@ def end_like_ctrl_c() -> None:
 
 
 def page(options: argparse.Namespace) -> Path | None:
-    """The file of --html; None where it was not given.
+    """The file of --html; None where it was not given. Raises UserError as `new_file`."""
+    return None if options.html is None else new_file("--html", options.html, "why.html")
+
+
+def new_file(option: str, given: str, example: str) -> Path:
+    """A file that the command is to write when it is done.
 
     Raises:
         UserError: it cannot be written there.
     """
-    if options.html is None:
-        return None
-    file = Path(options.html).absolute()
+    file = Path(given).absolute()
     if not file.parent.is_dir():
-        raise mistake("--html", f"{options.html}: there is no folder {file.parent}", "create it, or choose another")
+        raise mistake(option, f"{given}: there is no folder {file.parent}", "create it, or choose another")
     if file.is_dir():
-        raise mistake("--html", f"{options.html}: is a folder", f"name a file: --html {Path(options.html, 'why.html')}")
+        raise mistake(option, f"{given}: is a folder", f"name a file: {option} {Path(given, example)}")
     return file
 
 

@@ -11,6 +11,7 @@ from launcher.commands.exit_codes import DONE
 from launcher.config.issues import Issue, UserError, mistake
 from launcher.record import records, removal
 from launcher.record.records import RunFolder
+from launcher.runner.run import Run
 from launcher.show.table import Table
 from launcher.show.text import counted, file_size
 
@@ -73,7 +74,20 @@ def confirmed_removal(runs: Sequence[RunFolder], *, yes: bool) -> int:
 def _in_use(runs: Sequence[RunFolder]) -> list[Issue]:
     used = removal.in_use(records.all_runs())
     fix = "wait until it ends: launcher runs asks for its state"
-    return [Issue(key="run", found=used[run.name], fix=fix) for run in runs if run.name in used]
+    found = [Issue(key="run", found=used[run.name], fix=fix) for run in runs if run.name in used]
+    billed = {run.name: text for run in runs if (text := still_costs(run))}
+    return found + [
+        Issue(key="run", found=f"{name} is over, but {text}", fix=f"launcher stop {name}, then remove it")
+        for name, text in billed.items()
+    ]
+
+
+def still_costs(run: RunFolder) -> str:
+    """What a run on SageMaker still costs although it is over; who removes it has nothing left to end that by. "": nothing."""
+    try:
+        return Run(run).still_costs if run.remote.exists() else ""
+    except records.DamagedRecord:
+        return ""
 
 
 def _state(run: RunFolder) -> str:

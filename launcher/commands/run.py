@@ -50,6 +50,15 @@ def offered(planned: launcher.Plan) -> launcher.Plan:
             f"{found}: launcher resume {earlier.name}, or this command with --resume auto. This is a new run"
         )
         return planned
-    elif not input(f"{found}. Resume it, or start a new run? [r/N] ").strip().lower().startswith("r"):
+    elif not _answer(f"{found}. Resume it, or start a new run? [r/N] ").startswith("r"):
         return planned
     return replace(planned, resumes=earlier.name)
+
+
+def _answer(question: str) -> str:
+    """In small letters. Raises KeyboardInterrupt at Ctrl-D: who gives no answer wants neither."""
+    try:
+        return input(question).strip().lower()
+    except EOFError:
+        print()
+        raise KeyboardInterrupt from None

@@ -13,7 +13,7 @@ from launcher.commands.json_text import as_json
 from launcher.config.issues import Issue, UserError, mistake
 from launcher.record import records, removal
 from launcher.record.progress import quality
-from launcher.runner.run import Run
+from launcher.runner.run import Run, billed
 from launcher.show.table import Table
 from launcher.show.text import counted, dollars, duration, file_size, indent
 
@@ -115,5 +115,7 @@ def as_last_heard(run: Run) -> list[str]:
 
 def _cost(run: Run, outcome: dict[str, Any]) -> str:
     """What a run on SageMaker has cost so far; - for one on this machine, or where the price is unknown."""
-    usd = outcome.get("cost_usd") if outcome else run.spend
-    return "-" if usd is None else dollars(usd) + ("" if outcome else " so far")
+    if not outcome:
+        return run.spent.partition(", on demand")[0] or "-"
+    usd = billed(outcome)
+    return "-" if usd is None else dollars(usd)

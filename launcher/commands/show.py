@@ -35,6 +35,8 @@ def add(to: arguments.Add) -> None:
 
 def carry_out(options: argparse.Namespace) -> int:
     run = launcher.attach(options.run)
+    run.refresh()
+    run.settle()
     if options.json:
         print(as_json(_described(run)))
     else:
@@ -50,7 +52,7 @@ def _described(run: Run) -> dict[str, Any]:
         "plan": run.folder.read(run.folder.plan),
         "git": run.folder.read(run.folder.git),
         "outcome": run.outcome(),
-        "spent_usd": run.spend,
+        "spent_usd": run.cost,
         "result": run.result(),
         "artifacts": {name: str(path) for name, path in run.artifacts().items()},
     }
@@ -173,8 +175,8 @@ def _about_the_price(plan: dict[str, Any], outcome: dict[str, Any], run: Run) ->
     if not plan.get("price"):
         return []
     lines = [f"  price       {plan['price'].get('text', 'not recorded')}"]
-    if not outcome and run.spend is not None:
-        lines.append(f"  spent       {dollars(run.spend)} so far")
+    if not outcome and run.spent:
+        lines.append(f"  spent       {run.spent}")
     if outcome.get("billable_seconds") is not None:
         lines.append(f"  billed      {outcome['billable_seconds']} s on each host")
     if outcome.get("cost_usd") is not None:
@@ -182,6 +184,8 @@ def _about_the_price(plan: dict[str, Any], outcome: dict[str, Any], run: Run) ->
         epochs = {epoch for epoch in found if isinstance(epoch, int) and epoch > 0}
         each = f", {dollars(outcome['cost_usd'] / len(epochs))} an epoch" if epochs else ""
         lines.append(f"  cost        {dollars(outcome['cost_usd'])}{each}")
+    if outcome.get("warm_pool_usd"):
+        lines.append(f"  warm pool   cost {dollars(outcome['warm_pool_usd'])} besides")
     if outcome.get("saving") is not None:
         lines.append(f"  spot        saved {percent(outcome['saving'])}")
     if outcome.get("interruptions"):

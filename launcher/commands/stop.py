@@ -13,7 +13,9 @@ from launcher.record.records import OVER
 
 
 def add(to: arguments.Add) -> None:
-    arguments.run(to("stop", "stop a run after its current step", carry_out))
+    arguments.run(
+        to("stop", "stop a run after its current step; of one that is over, end the warm pool that it left", carry_out)
+    )
 
 
 def carry_out(options: argparse.Namespace) -> int:

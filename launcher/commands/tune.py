@@ -49,6 +49,8 @@ def carry_out(options: argparse.Namespace) -> int:
     if command and (options.smoke or options.write or options.hosts is not None):
         raise mistake("tune", "a config's option beside a command", "leave out --smoke, --hosts and --write")
     page = arguments.page(options)
+    if options.write is not None:
+        arguments.new_file("--write", options.write, "tuned.yaml")
     arguments.end_like_ctrl_c()
     budget = {name: value for name in ("minutes", "trials") if (value := getattr(options, name)) is not None}
     found = launcher.tune(
@@ -66,8 +68,8 @@ def carry_out(options: argparse.Namespace) -> int:
         print(as_json(found.to_dict()), flush=True)  # before what may fail
     tell = arguments.saying(options)
     tell(f"\n{found}\n\ntable   {found.file}")
-    if options.write is not None:
-        tell(f"config  {found.write(options.write)}")
     if page is not None:
         print(f"page    {found.save_html(page)}", file=sys.stderr)
+    if options.write is not None:
+        tell(f"config  {found.write(options.write)}")
     return RUN_FAILED if found.failed else DONE

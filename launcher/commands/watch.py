@@ -40,7 +40,11 @@ def carry_out(options: argparse.Namespace) -> int:
         raise mistake("command", "none", "write it behind --: launcher watch -- python train.py")
     if shutil.which(command[0]) is None:
         script = Path(command[0]).is_file()
-        fix = f"launcher watch -- python {command[0]}, or make it executable" if script else "check its path"
+        fix = (
+            f"launcher watch -- python {command[0]}, or make it executable"
+            if script
+            else "check its path, or activate its environment"
+        )
         raise mistake("command", f"{command[0]}: {'not executable' if script else 'no such program'}", fix)
     page = arguments.page(options)
     name = re.sub(r"[^A-Za-z0-9]+", "-", options.name or _script(command)).strip("-")[:42].strip("-") or "watch"
@@ -60,7 +64,8 @@ def _script(command: Sequence[str]) -> str:
         if word == "-m" and after:
             return after
         if word.endswith((".py", ".sh")):
-            return Path(word).stem
+            # a whole line for a shell may name secrets before its script
+            return Path(word if Path(word).exists() else word.split()[-1]).stem
     return Path(command[0]).name
 
 

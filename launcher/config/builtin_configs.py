@@ -26,9 +26,11 @@ def located(config: str | Path) -> Path:
         UserError: there is neither. It lists the configs that there are.
     """
     path = Path(config)
-    if path.exists() or path.is_symlink():  # a broken link is the user's own file, and is reported as missing
+    is_built_in = str(config) in names()
+    # a folder of data or runs is no config; a broken link is the user's own file, and is reported as missing
+    if (path.exists() or path.is_symlink()) and not (is_built_in and path.is_dir()):
         return path
-    if str(config) in names():
+    if is_built_in:
         return folder() / f"{config}.yaml"
     beside = sorted(str(file) for file in path.parent.glob("*.yaml"))[:8]
     meant = near(path.stem, names()) or near(str(path), beside)

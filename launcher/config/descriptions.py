@@ -144,6 +144,9 @@ def script_settings(source: Path, script: str) -> list[Described]:
             cls = classes.get(*declared)
         except Undefined as error:
             raise NotPlain(str(error)) from None
+        # dataclasses', of fields that do not go together
+        except (TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise ValueError(f"{declared[1]} cannot be made: {type(error).__name__}: {error}") from None
         if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
             raise NotPlain(f"{declared[1]} is not a dataclass")
         found, annotations = [], typing.get_type_hints(cls)

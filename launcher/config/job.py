@@ -144,7 +144,7 @@ class Job(Part):
     )
     """The role that SageMaker assumes for the job. The full ARN, because a plan asks nothing of IAM."""
     region: str | None = Field(
-        None, pattern=r"^[a-z]{2}(-[a-z]+)+-\d$", description="an AWS region", examples=["us-west-2"]
+        None, pattern=r"^[a-z]{2,4}(-[a-z]+)+-\d$", description="an AWS region", examples=["us-west-2"]
     )
     """The region of the job and its buckets."""
     compute: Compute = Field(default_factory=Compute, description="a mapping")
@@ -233,6 +233,22 @@ class Job(Part):
         made = self.model_copy()
         made._defaults = dict(origins)
         return made
+
+    @property
+    def written_to(self) -> dict[str, str]:
+        """The addresses in S3 that the job writes to beside `checkpoints`, and that of its code, by their keys."""
+        places = {"output": self.output, "code": self.code}
+        places["profiling.output"] = self.profiling.output if self.profiling is not None else None
+        places["debugger.output"] = self.debugger.output if self.debugger is not None else None
+        return {key: uri for key, uri in places.items() if uri is not None}
+
+    def with_whole_paths(self, values: dict[str, Any]) -> dict[str, Any]:
+        """The job's `values`, as `model_dump` and `redacted` give them, with the whole path of each input's folder or file: a relative one
+        would name other data elsewhere."""
+        for channel, given in self.inputs.items():
+            if given.place is not None:
+                values["inputs"][channel][given.source] = str(given.place)
+        return values
 
     def __repr__(self) -> str:
         return f"<job {self.name}: {self.script}>"

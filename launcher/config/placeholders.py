@@ -37,7 +37,7 @@ def found(job: Job) -> Iterator[tuple[str, str]]:
     if job.image is not None and (job.image.uri or "").startswith(f"{ACCOUNT}."):
         yield "image.uri", str(job.image.uri)
     checkpoints = job.checkpoints.s3 if job.checkpoints is not None else None
-    buckets = {"output": job.output, "code": job.code, "checkpoints": checkpoints}
+    buckets = {**job.written_to, "checkpoints": checkpoints}
     buckets |= {f"inputs.{name}": given.s3 for name, given in job.inputs.items()}
     yield from ((key, uri) for key, uri in buckets.items() if uri is not None and is_placeholder(key, uri))
     identifiers = [("network.subnets", given) for given in job.network.subnets]

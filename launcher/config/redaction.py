@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,13 @@ _IN_URL = re.compile(r"(?<=://)[^\s/@:]*:[^\s/@]+(?=@)")
 
 _ASSIGNED = re.compile(r"([A-Za-z_][\w.-]*)=[^\s()\[\]{}\\$<>]")
 """A name and the value that follows, as in an option of mpirun or torchrun; regular expressions and references have none."""
+
+
+_MAPPED = re.compile(r"""["']?([A-Za-z_][\w.-]*)["']?\s*:\s*(?:["'][^"']|\d{4})""")
+"""A name and the text or number that it stands for, as in JSON and Python."""
+
+_NAME = re.compile(r"""[^\s"'{};|&]+""")
+"""Of an option or a variable, and of Hydra's `+name`; what is more is a command of its own."""
 
 
 def is_secret(name: str, value: str) -> bool:
@@ -70,9 +78,20 @@ def redact_command(words: Sequence[str]) -> list[str]:
         name, equals, value = word.partition("=")
         if option and not word.startswith("-") and names_a_secret(option):
             kept.append(REDACTED)
-        elif equals and value and is_secret(name.lstrip("-"), value):
+        elif equals and value and _NAME.fullmatch(name) and is_secret(name.lstrip("-"), value):
             kept.append(f"{name}={REDACTED}")
         else:
-            kept.append(REDACTED if is_secret("", word) else word)
+            kept.append(REDACTED if is_secret("", word) or _has_one_within(word) else word)
         option = word.lstrip("-") if word.startswith("-") and not equals else ""
     return kept
+
+
+def _has_one_within(word: str) -> bool:
+    """Whether a word of a command is a command itself, as that of `bash -c`, or JSON, and has a secret in it."""
+    if any(map(names_a_secret, _MAPPED.findall(word))):
+        return True
+    try:
+        words = shlex.split(word)
+    except ValueError:  # an apostrophe
+        words = word.split()
+    return words != [word] and redact_command(words) != words

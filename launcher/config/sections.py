@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_serializer, model_validator
@@ -200,6 +202,12 @@ class Input(Part):
         """Which of SOURCES is given."""
         return next(name for name in self.SOURCES if getattr(self, name) is not None)
 
+    @property
+    def place(self) -> Path | None:
+        """The whole path of the folder or file on this machine; None: it is none."""
+        given = self.folder or self.file
+        return None if given is None else Path(os.path.expanduser(given)).absolute()
+
     @model_validator(mode="after")
     def _exactly_one(self) -> Input:
         given = [name for name in self.SOURCES if getattr(self, name) is not None]
@@ -309,7 +317,8 @@ class Profiling(Part):
     system_interval_ms: Literal[100, 200, 500, 1000, 5000, 60000] | None = Field(
         None, description="milliseconds: 100, 200, 500, 1000, 5000 or 60000", examples=[500]
     )
-    """Milliseconds between two samples of the system metrics. null: 500, SageMaker's default."""
+    """Milliseconds between two samples of the system metrics. null: 500, SageMaker's default.
+    https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ProfilerConfig.html"""
     profiler: Profiler | None = Field(None, description="a mapping", examples=["{cpu_seconds: 3600}"])
     """Turns SageMaker Profiler on."""
     rules: dict[str, dict[str, int | float | str]] = Field(

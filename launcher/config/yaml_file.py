@@ -41,6 +41,20 @@ for _tag, (_pattern, _first) in _CORE_SCHEMA.items():
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), _first)
 
 
+class _Dumper(yaml.SafeDumper):
+    """PyYAML's safe dumper, which quotes a text that is none by YAML 1.1, and here by 1.2 too: `5e-4`, `08`."""
+
+
+for _tag, (_pattern, _first) in _CORE_SCHEMA.items():
+    _Dumper.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), _first)
+
+
+def dumped(values: Mapping[str, Any]) -> str:
+    """Values as YAML that `parse`, and a reader of YAML 1.1, gives back as they are."""
+    text: str = yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return text
+
+
 def _whole_number(loader: _Loader, node: yaml.ScalarNode) -> int:
     text = loader.construct_scalar(node)
     base = {"0o": 8, "0x": 16}.get(text[:2], 10)

@@ -75,8 +75,12 @@ def add_subnet(ec2: Any, identifier: str, region: str) -> None:
     of_zone[identifier] = subnet
 
 
-def add_security_group(ec2: Any, identifier: str, region: str) -> None:
-    """A security group of the same VPC that allows all outbound and no inbound traffic."""
+def add_security_group(ec2: Any, identifier: str, region: str, open_to_itself: bool) -> None:
+    """A security group of the same VPC that allows all outbound traffic to addresses and none inbound.
+
+    Args:
+        open_to_itself: all traffic from and to its own members is allowed too.
+    """
     vpc = _vpc(ec2)
     made = ec2.create_security_group(GroupName=identifier, Description=identifier, VpcId=vpc)["GroupId"]
     groups = get_backend("ec2")[ACCOUNT][region].groups[vpc]
@@ -84,6 +88,10 @@ def add_security_group(ec2: Any, identifier: str, region: str) -> None:
     group.group_id = group.id = identifier
     group.arn = f"arn:aws:ec2:{region}:{ACCOUNT}:security-group/{identifier}"
     groups[identifier] = group
+    if open_to_itself:
+        rules = [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": identifier}]}]
+        ec2.authorize_security_group_ingress(GroupId=identifier, IpPermissions=rules)
+        ec2.authorize_security_group_egress(GroupId=identifier, IpPermissions=rules)
 
 
 def add_file_system(fsx: Any, efs: Any, ec2: Any, identifier: str, kind: str, region: str) -> None:

@@ -137,8 +137,13 @@ class Emulator:
     def add_subnet(self, identifier: str, region: str) -> None:
         account.add_subnet(self._client("ec2", region), identifier, region)
 
-    def add_security_group(self, identifier: str, region: str) -> None:
-        account.add_security_group(self._client("ec2", region), identifier, region)
+    def add_security_group(self, identifier: str, region: str, *, open_to_itself: bool = False) -> None:
+        """A security group with the outbound rule of every new one.
+
+        Args:
+            open_to_itself: all traffic from and to its own members is allowed too.
+        """
+        account.add_security_group(self._client("ec2", region), identifier, region, open_to_itself)
 
     def add_file_system(self, identifier: str, kind: str, region: str, folder: Path | str) -> None:
         """A file system that shares a local folder.

@@ -190,7 +190,7 @@ def prepare(
         elif what == "subnet":
             emulator.add_subnet(name, region)
         elif what == "security group":
-            emulator.add_security_group(name, region)
+            emulator.add_security_group(name, region, open_to_itself=True)  # as hosts that train together need it
         elif what == "instance":
             for use in ("training job", "spot training job", "training warm pool"):
                 emulator.set_quota(f"{name} for {use} usage", float(count), region)

@@ -178,6 +178,15 @@ class TrainingJob:
                 answer["WarmPoolStatus"] = self._warm_pool()
             return answer
 
+    def summary(self) -> dict[str, Any]:
+        """Its part of ListTrainingJobs' answer."""
+        answer = self.describe()
+        shown = ("TrainingJobArn", "TrainingJobStatus", "SecondaryStatus", "CreationTime", "LastModifiedTime")
+        return {
+            "TrainingJobName": self.request["TrainingJobName"],
+            **{name: answer[name] for name in (*shown, "TrainingEndTime", "WarmPoolStatus") if name in answer},
+        }
+
     def _warm_pool(self) -> dict[str, Any]:
         """The hosts of a job that asks for a warm pool. No other job takes them here."""
         if not self.over:

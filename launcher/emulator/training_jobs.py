@@ -14,8 +14,11 @@ from launcher.emulator.execution import Execution, Services
 from launcher.emulator.training_job import TrainingJob
 from launcher.emulator.wire import Answer, AwsError, Call
 
-NOT_EMULATED = ("ListTrainingJobs", "Search")
+NOT_EMULATED = ("Search",)
 """moto would answer these from its own records, in which no job ever runs."""
+
+LISTED_BY = ("NameContains", "StatusEquals", "SortBy", "SortOrder", "MaxResults", "NextToken")
+"""The parameters of ListTrainingJobs that are emulated."""
 
 
 class TrainingJobs:
@@ -32,6 +35,7 @@ class TrainingJobs:
         """(service, operation) -> what answers it."""
         operations: dict[str, Answer] = {
             "CreateTrainingJob": self.create,
+            "ListTrainingJobs": self.page,
             "DescribeTrainingJob": lambda call: self.find(call).describe(),
             "StopTrainingJob": self.stop,
             "UpdateTrainingJob": self.update,
@@ -75,6 +79,35 @@ class TrainingJobs:
         if job is None:
             raise AwsError("ValidationException", "Requested resource not found.")
         return job
+
+    def page(self, call: Call) -> dict[str, Any]:
+        """A page of the region's jobs.
+
+        https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ListTrainingJobs.html
+        """
+        given = call.parameters
+        check_shapes("sagemaker", "ListTrainingJobs", given)
+        other = sorted(given.keys() - {*LISTED_BY})
+        if other:
+            raise AwsError(
+                "NotImplemented", f"the SageMaker emulator's ListTrainingJobs takes no {', '.join(other)}", 501
+            )
+        with self.lock:
+            jobs = [(name, job) for (region, name), job in self.jobs.items() if region == call.region]
+        keys = {
+            "Name": lambda item: item[0],
+            "CreationTime": lambda item: item[1].created,
+            "Status": lambda item: item[1].status,
+        }
+        jobs.sort(key=keys[given.get("SortBy", "CreationTime")], reverse=given.get("SortOrder") == "Descending")
+        kept = [job for name, job in jobs if given.get("NameContains", "") in name]
+        status, first = given.get("StatusEquals"), int(given.get("NextToken", 0))
+        if "MaxResults" not in given:  # with it, SageMaker cuts first
+            kept = [job for job in kept if status in (None, job.status)]
+        after = first + given.get("MaxResults", 10)
+        more = {"NextToken": str(after)} if after < len(kept) else {}
+        found = [job.summary() for job in kept[first:after] if status in (None, job.status)]
+        return {"TrainingJobSummaries": found, **more}
 
     def stop(self, call: Call) -> dict[str, Any]:
         job = self.find_running(call)

@@ -16,8 +16,9 @@ from launcher.insight.control import Comparability, comparability
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import percent
-from launcher.insight.kept import Kept, fixes_kept, short
+from launcher.insight.kept import Kept, apart, fixes_kept
 from launcher.insight.length import common, epoch_steps, work_of_a_step
+from launcher.insight.phases import labelled
 from launcher.insight.ratio import CONFIDENCE, Ratio
 from launcher.record.records import write_atomically
 from launcher.show import html
@@ -177,10 +178,10 @@ class Comparison:
         ]
         unit, factor = self._unit
         phases = [
-            [name, *("-" if value is None else f"{value * factor:.2f}" for value in (a, b)), _times(a, b)]
+            [labelled(name), *("-" if value is None else f"{value * factor:.2f}" for value in (a, b)), _times(a, b)]
             for name, a, b in self.phases()
         ]
-        settings = [[name, short(a), short(b)] for name, a, b in self.changed()]
+        settings = [[name, *apart(a, b)] for name, a, b in self.changed()]
         device_hours = (
             "GPU-hours an epoch"
             if any(run.evidence.on_gpu for run in (self.before, self.after))
@@ -283,7 +284,7 @@ class Comparison:
         unit, course = self.course()
         if not course:
             return Picture()
-        changed = "; ".join(f"{name}: {short(a)} before, {short(b)} after" for name, a, b in self.changed())
+        changed = "; ".join("{}: {} before, {} after".format(name, *apart(a, b)) for name, a, b in self.changed())
         runs = [("before", self.before.evidence), ("after", self.after.evidence)]
         return pictures.before_and_after(course, unit, changed if len(changed) <= 110 else "", runs)
 

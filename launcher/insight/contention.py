@@ -44,10 +44,19 @@ def lost_to_workers(evidence: Evidence) -> float | None:
     return min(delay * workers / (workers + rivals or 1.0), workers / usable_cores(evidence))
 
 
+def lost_to_programs(evidence: Evidence) -> float:
+    """The same because programs outside the run have it; 0 where it was not recorded."""
+    delay, others = run_delay(evidence), neighbours(evidence)
+    programs = others.get(PROGRAMS, 0.0)
+    if delay is None or not programs:
+        return 0.0
+    rivals = others.get(WORKERS, 0.0) + (others.get(THREADS, 0.0) if oversubscribed(evidence) else 0.0)
+    return min(delay * programs / (programs + rivals), programs / usable_cores(evidence))
+
+
 def peers(evidence: Evidence) -> float:
     """How much of the training thread's computing on a CPU another thread of the process does beside it, 0 to 1."""
-    ranks = (evidence.world_size or 1) / max(len(evidence.hosts), 1)
-    computing = ranks * (thread_cpu(evidence) or 0.0)
+    computing = evidence.ranks_each * (thread_cpu(evidence) or 0.0)
     return 0.0 if evidence.on_gpu or not computing else min(neighbours(evidence).get(THREADS, 0.0) / computing, 1.0)
 
 
@@ -137,7 +146,7 @@ def neighbours(evidence: Evidence) -> dict[str, float]:
     """Cores of a host that others than its training threads keep busy, by WORKERS, THREADS and PROGRAMS, as far as it was recorded."""
     found = {}
     if evidence.hosts:
-        ranks = (evidence.world_size or 1) / len(evidence.hosts)
+        ranks = evidence.ranks_each
         workers = evidence.cores_used(evidence.mean_extra("worker_cpu_seconds"))
         if workers is not None and evidence.workers != 0:
             found[WORKERS] = ranks * workers

@@ -167,7 +167,7 @@ def changes(before: Evidence, after: Evidence) -> dict[str, Touch]:
 def _unlike(before: Evidence, after: Evidence, touches: dict[str, Touch]) -> list[str]:
     """What makes two runs ones of other jobs or machines, each with its values before and after."""
     pairs = {what: (before.facts.get(name), after.facts.get(name)) for name, what in OF_THE_MACHINE.items()}
-    pairs["training hosts"] = _training_hosts(before), _training_hosts(after)
+    pairs["training hosts"] = before.recorded_hosts, after.recorded_hosts
     pairs["usable cores"] = _cores(before), _cores(after)
     models = [
         run.script.trained_model.values if run.script and run.script.trained_model else {} for run in (before, after)
@@ -183,12 +183,7 @@ def _unlike(before: Evidence, after: Evidence, touches: dict[str, Touch]) -> lis
 
 def _cores(evidence: Evidence) -> float | None:
     known = [evidence.usable_cores(host) for host in evidence.hosts if host.cores]
-    return round(sum(known), 2) if known else None
-
-
-def _training_hosts(evidence: Evidence) -> int | None:
-    known = evidence.facts.get("hosts")
-    return known - len(evidence.facts.get("serving_hosts", ())) if isinstance(known, int) else None
+    return round(float(np.mean(known)), 2) if known else None
 
 
 def _dataset(evidence: Evidence) -> str | None:
@@ -207,6 +202,8 @@ def _of_phases(before: Evidence, after: Evidence, touches: dict[str, Touch]) -> 
         phases = ["step"]
     else:
         waits = (*WAITS, "backward") if (before.world_size or 1) > 1 else WAITS  # in it ranks wait for a late one
+        if any(run.script is not None and run.script.is_sharded for run in (before, after)):
+            waits = (*waits, "forward")
         measured = [
             name
             for name in order()

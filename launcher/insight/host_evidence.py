@@ -48,12 +48,20 @@ class HostEvidence(StepEvidence):
         return Series(series.times[inside], series.values[inside])
 
     @functools.cached_property
+    def _at_work(self) -> tuple[float, float]:
+        """Unix seconds of the first and of the last sample in which a GPU computed: before, a run without timed steps installs, lists and
+        compiles. All of its time where none did."""
+        gpus = [series for host in self.training_hosts for series in host.gpus.values()]
+        times = np.concatenate([series.times[series.values > 0] for series in gpus] or [np.zeros(0)])
+        return (float(times.min()), float(times.max())) if len(times) else (-np.inf, np.inf)
+
+    @functools.cached_property
     def _judged(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """((n,), (n,)) Unix seconds at which the usual windows begin and end, then the same of all steady ones, outliers too, on the first
-        rank whose clock is known, as all step together; the whole time where no step was timed."""
+        rank whose clock is known, as all step together. Where no step was timed, the time in which GPUs computed, then the whole time."""
         steps = next((steps for steps in self.ranks if np.isfinite(steps.ended).all()), None)
         if steps is None:
-            return [(np.array([-np.inf]), np.array([np.inf]))]
+            return [(np.array([one]), np.array([other])) for one, other in (self._at_work, (-np.inf, np.inf))]
         began = steps.ended - np.nan_to_num(steps.seconds["step"]) * windows.counts(steps)
         chosen = [windows.steady(steps)] if self.slow else [windows.usual(steps), windows.steady(steps)]
         return [(began[each], steps.ended[each]) for each in chosen]
@@ -99,6 +107,18 @@ class HostEvidence(StepEvidence):
     def hosts(self) -> tuple[Host, ...]:
         """The training hosts whose cores or GPUs were watched."""
         return tuple(host for host in self.training_hosts if host.cores or host.gpus)
+
+    @property
+    def recorded_hosts(self) -> int | None:
+        """How many hosts train, by the run's plan; None: there is none."""
+        known = self.facts.get("hosts")
+        return known - len(self.facts.get("serving_hosts", ())) if isinstance(known, int) else None
+
+    @functools.cached_property
+    def ranks_each(self) -> float:
+        """Training processes of a host: all hosts that train count, not only those whose record came back."""
+        known = self.recorded_hosts or len({steps.host for steps in self.ranks})
+        return (self.world_size or 1) / max(known, len(self.hosts), 1)
 
     def usable_cores(self, host: Host) -> float:
         """Cores that the processes may use: by affinity and quota where known, else all that there are."""

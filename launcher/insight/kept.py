@@ -11,7 +11,10 @@ from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding, Gain, written
 from launcher.insight.ratio import Ratio
 from launcher.insight.touches import SERVING
-from launcher.show.text import listed
+from launcher.show.text import listed, shortened, shortened_apart
+
+LONGEST = 40
+"""Characters of a setting's value that are shown."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,11 @@ def _is_towards(before: Any, after: Any, advised: Any) -> bool:
     return bool(after == advised)
 
 
+def apart(before: Any, after: Any) -> tuple[str, str]:
+    """Two values of a setting, each as `short` has it, but so that one sees where they differ."""
+    return shortened_apart(written(before), written(after), LONGEST)
+
+
 def short(value: Any) -> str:
     """A setting's value as a config takes it, cut where it is long."""
-    text = written(value)
-    return text if len(text) <= 40 else text[:37] + "..."
+    return shortened(written(value), LONGEST)

@@ -5,6 +5,7 @@ SageMaker's own files and those of this kit's monitor have one format. Times are
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -119,12 +120,12 @@ class Measurements:
     script: Script | None = None
     """A script that is not the kit's; None: one of the kit's, which measures itself."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """What else is known: result.json's values; world_size, device, device_name, backend, torch, threads, instance_type,
-    seconds_to_first_step (of the slowest rank, from its process's start), parts_to_first_step (of the same, by the names of
+    """What else is known: result.json's values; world_size, device, device_name, compute_capability, backend, torch, threads,
+    instance_type, seconds_to_first_step (of the slowest rank, from its process's start), parts_to_first_step (of the same, by the names of
     training/runtime/metrics.py) and num_workers (of each process, as they ran); of a run
     also state, hosts, serving_hosts (the names of those outside the training groups), serving_groups (index among the config's, type and
     count of each group of those), training_group (the index of the first that trains), one_machine (whether all hosts share one),
-    started_by, code (a checksum of its source package) and inputs (the config's)."""
+    started_by, code (a checksum of its source package, or of its commit and changes) and inputs (the config's)."""
     sampled: str | None = None
     """Which part of the record was read: of several trainings one, of a long record a sample; None: all of it."""
     not_measured: Mapping[str, str] = field(default_factory=dict)
@@ -230,30 +231,42 @@ def _training_type(compute: Mapping[str, Any]) -> str | None:
 
 
 def _code(run: RunFolder) -> str | None:
-    """A checksum of a run's source package; None: it was not recorded."""
+    """A checksum of a run's source package; of a watched command, which has none, of its repository's commit and what was changed since.
+    None: neither was recorded."""
     try:
         files = recorded_files(run.code)
-        return code_checksum(files) if files else None
+        if files:
+            return code_checksum(files)
+        commit = run.read(run.git).get("commit")
+        patch = run.git_patch.read_bytes() if run.git_patch.exists() else b""
+        return hashlib.sha256(f"{commit}\n".encode() + patch).hexdigest() if commit else None
     except OSError:
         return None
 
 
 def _arguments(command: list[str]) -> dict[str, str]:
-    """The options of a command, `--name value` and `--name=value`, by their names."""
+    """The options of a command, `--name value` and `--name=value`, by their names; one that another follows has no value."""
     found = {}
     for word, following in zip(command, [*command[1:], ""]):
         name, given, value = word.partition("=")
         if name.startswith("--"):
-            found[name.removeprefix("--")] = value if given else following
+            found[name.removeprefix("--")] = value if given else "" if following.startswith("--") else following
     return found
 
 
 def _sagemakers_own(run: RunFolder) -> str | None:
-    """Where SageMaker's agent wrote the system metrics of a run, where the job asked for them."""
-    profiling = run.read(run.request).get("ProfilerConfig", {"DisableProfiler": True})
-    if profiling.get("DisableProfiler") or not profiling.get("S3OutputPath"):
+    """Where SageMaker's agent wrote the system metrics of a run: where the job asked for them, was told to by `launcher profile`, or was
+    started by another program that did."""
+    request = run.read(run.request) or run.read(run.plan).get("request") or {}
+    # switched off in the middle, the metrics from before are still there
+    either = (run.read(run.remote).get("ProfilerConfig"), request.get("ProfilerConfig"))
+    profiling = next((one for one in either if one and not one.get("DisableProfiler")), None)
+    if profiling is None:
         return None
-    return f"{profiling['S3OutputPath'].rstrip('/')}/{run.name}/profiler-output"
+    output = profiling.get("S3OutputPath") or request.get("OutputDataConfig", {}).get("S3OutputPath")
+    if not output:
+        return None
+    return f"{output.rstrip('/')}/{run.name}/profiler-output"
 
 
 def _measurements(

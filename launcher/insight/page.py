@@ -10,7 +10,7 @@ from pathlib import Path
 from launcher.insight import charts, pictures, report_text, servers, start_up, summary, utilisation, windows
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding, Fix, percent, written
-from launcher.insight.phases import parents
+from launcher.insight.phases import labelled
 from launcher.insight.report import ProbeAnswer, Report
 from launcher.show import html
 from launcher.show.page import document
@@ -115,7 +115,7 @@ def _entry(part: str, text: str) -> str:
 
 def _colour(part: str) -> str:
     """The name of the CSS variable of a part of the training time."""
-    beside = {summary.PAUSES: "beside", "(no phase)": "none"}
+    beside = {summary.PAUSES: "beside", summary.UNNAMED: "none"}
     return beside.get(part) or f"c{summary.colour(part)}"
 
 
@@ -204,7 +204,7 @@ def _probe(answer: ProbeAnswer) -> str:
 
 def phase_table(evidence: Evidence) -> str:
     rows = [
-        [f"{name} (part of {parents()[name]})" if name in parents() else name, f"{seconds * 1000:.2f}", percent(share)]
+        [labelled(name), f"{seconds * 1000:.2f}", percent(share)]
         for name, seconds, share in summary.phase_rows(evidence)
     ]
     return _table(["phase", "ms a step", "share"], rows)

@@ -28,3 +28,8 @@ def computing() -> tuple[str, ...]:
 def parents() -> Mapping[str, str]:
     """Phase -> the phase that it is a part of; without those that are none."""
     return MappingProxyType({phase.name: phase.inside for phase in metric_table().PHASES if phase.inside})
+
+
+def labelled(name: str) -> str:
+    """A phase's name, with the phase that it is a part of: both stand in a table whose shares would else add up to more than a step."""
+    return f"{name} (part of {parents()[name]})" if name in parents() else name

@@ -113,4 +113,4 @@ def _during_steps(evidence: Evidence, what: str) -> tuple[list[Series], float]:
 def _colour(phase: str) -> str:
     if phase == summary.PAUSES:
         return palette.BESIDE[0]
-    return (palette.UNNAMED if phase == "(no phase)" else palette.PHASES[summary.colour(phase)])[0]
+    return (palette.UNNAMED if phase == summary.UNNAMED else palette.PHASES[summary.colour(phase)])[0]

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from launcher.insight import servers, start_up, summary, utilisation, windows
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding, percent
+from launcher.insight.phases import labelled
 from launcher.insight.report import Report
 from launcher.show.table import Table
 from launcher.show.text import counted
@@ -36,6 +37,8 @@ def headline(evidence: Evidence, report: Report) -> str:
     compute = evidence.share(
         "forward", "student_forward", "teacher_forward", "augment", "loss", "backward", "optimizer"
     )
+    if compute is not None:
+        compute -= evidence.share("grad_sync") or 0.0  # a part of backward
     if compute is not None and compute >= 0.5:
         return (
             f"No bottleneck found in what was measured: {percent(compute)} of each step is the models' own arithmetic"
@@ -83,7 +86,8 @@ def text(evidence: Evidence, report: Report) -> str:
     phases = summary.phase_rows(evidence)
     if phases:
         rows = [
-            [name, f"{seconds * 1000:.2f}", percent(share), "#" * round(share * 40)] for name, seconds, share in phases
+            [labelled(name), f"{seconds * 1000:.2f}", percent(share), "#" * round(share * 40)]
+            for name, seconds, share in phases
         ]
         lines += ["", str(Table(["phase", "ms a step", "share", ""], rows))]
     operators = [

@@ -36,7 +36,9 @@ class Address:
     @property
     def is_own(self) -> bool:
         """Whether the user wrote it, not a package that is installed."""
-        return "site-packages" not in self.file and "dist-packages" not in self.file
+        return not any(
+            place in self.file for place in ("site-packages", "dist-packages", "/torchinductor_", "/.triton/")
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +99,15 @@ class Script:
 
     def loader(self, role: str) -> Part | None:
         """The first DataLoader of a role: training or evaluation."""
-        loaders = (part for part in self.parts if part.of == "loader")
-        return next((part for part in loaders if part.values.get("role") == role), None)
+        return next(iter(self.loaders(role)), None)
+
+    def loaders(self, role: str) -> list[Part]:
+        """Those of a role; one that the same line makes anew, as for each epoch, once."""
+        found: dict[Any, Part] = {}
+        for part in self.parts:
+            if part.of == "loader" and part.values.get("role") == role:
+                found.setdefault((part.at.file, part.at.line, part.values.get("batch_size")), part)
+        return [*found.values()]
 
     @property
     def frozen_model(self) -> Part | None:
@@ -112,6 +121,12 @@ class Script:
         return next((part for part in models if part.values.get("trainable") != 0), None)
 
     @property
+    def is_sharded(self) -> bool:
+        """Whether the model's weights are shared out among the ranks."""
+        made = self.part("data_parallel")
+        return made is not None and made.values.get("class") in ("FullyShardedDataParallel", "fully_shard")
+
+    @property
     def precision(self) -> str | None:
         """bf16, fp16, tf32 or fp32; None: not known."""
         seen = [part for part in self.parts if part.of == "precision"]
@@ -122,8 +137,10 @@ class Script:
             short = DTYPES.get(str(name).removeprefix("torch."))
             if short is not None:
                 return short
-        fast = latest.get("allow_tf32") or latest.get("matmul_precision") in ("high", "medium")
-        return "tf32" if fast else "fp32"
+        if latest.get("allow_tf32") or latest.get("matmul_precision") in ("high", "medium"):
+            return "tf32"
+        # FSDP has a policy, which was not recorded
+        return None if self.is_sharded or "allow_tf32" not in latest else "fp32"
 
     def settings(self) -> dict[str, Any]:
         """The settings that rules look at, under the names of the kit's own; and the arguments under their own keys."""
@@ -132,7 +149,8 @@ class Script:
         if loader is not None:
             for name in ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers"):
                 found[name] = loader.values.get(name)
-            found["batch_size_per_device"] = loader.values.get("batch_size")
+            if len(self.loaders("training")) == 1:  # of several in a step none is the step's
+                found["batch_size_per_device"] = loader.values.get("batch_size")
         if self.parts:
             found |= {"precision": self.precision, "compile": self.part("compile") is not None}
         known = {name: value for name, value in found.items() if value is not None}

@@ -48,6 +48,7 @@ class StartShape(TypedDict):
     instance_type: str | None
     torch: str | None
     threads: Count | None
+    compute_capability: NotRequired[Speed | None]
     observed: NotRequired[bool]
     """Whether the observer wrote it, of a script that is not the kit's."""
 
@@ -242,6 +243,7 @@ class FactsShape(TypedDict, total=False):
     backend: str
     device: str
     device_name: str
+    compute_capability: Speed
     instance_type: str
     distribution: str
     serving_hosts: list[str]

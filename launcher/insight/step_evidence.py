@@ -126,20 +126,13 @@ class StepEvidence:
         if self.unaccounted is None:
             return None
         named = [values for phase, values in steps.seconds.items() if phase != "step" and phase not in parents()]
-        outside: np.ndarray = np.nan_to_num(steps.seconds["step"]) - np.sum(
-            [np.nan_to_num(each) for each in named], axis=0
-        )
-        positive: np.ndarray = np.maximum(0.0, outside)
-        return positive
+        outside: np.ndarray = np.nan_to_num(steps.seconds["step"]) - np.nan_to_num(named).sum(axis=0)
+        return outside.clip(0.0)
 
-    def seconds_outside_phases(self, steps: Steps) -> float | None:
-        """A rank's mean seconds of a usual step in no phase; None where too few phases were measured to tell."""
-        if self.unaccounted is None:
-            return None
-        named = [
-            windows.timed_mean(steps, phase) for phase in steps.seconds if phase != "step" and phase not in parents()
-        ]
-        return max(0.0, windows.timed_mean(steps, "step") - sum(named))
+    def seconds_outside_phases(self, steps: Steps) -> float:
+        """A rank's mean seconds of a usual step in no phase; 0 where too few phases were measured to tell."""
+        outside, usual = self.outside_phases(steps), windows.usual(steps)
+        return 0.0 if outside is None else float(np.average(outside[usual], weights=windows.counts(steps)[usual]))
 
     @functools.cached_property
     def steps_seconds(self) -> float:

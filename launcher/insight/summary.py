@@ -11,13 +11,16 @@ import numpy as np
 from launcher.insight import windows
 from launcher.insight.evidence import Evidence
 from launcher.insight.measurements import Host, Series
-from launcher.insight.phases import order, parents
+from launcher.insight.phases import NO_PHASE, order, parents
 from launcher.show.palette import PHASES
 
 QUANTILES = {"min": 0, "p50": 50, "p90": 90, "p95": 95, "p99": 99, "max": 100}
 """Columns of the table of use, and their percentiles; Debugger's report has no p90."""
 
 Number = TypeVar("Number", float, "np.ndarray[Any, Any]")
+
+UNNAMED = f"({NO_PHASE})"
+"""The time of a step that no phase has."""
 
 PAUSES = "beside the steps: epochs' first batches, checkpoints, evaluations"
 """The training time outside usual steps."""
@@ -55,7 +58,7 @@ def phase_rows(evidence: Evidence) -> list[tuple[str, float, float]]:
         return []
     rows = [(name, evidence.phases[name] * whole, evidence.phases[name]) for name in in_order(evidence.phases)]
     rest = evidence.unaccounted
-    return rows + ([("(no phase)", rest * whole, rest)] if rest and rest >= 0.001 else [])
+    return rows + ([(UNNAMED, rest * whole, rest)] if rest and rest >= 0.001 else [])
 
 
 def apart(phases: Mapping[str, Number]) -> dict[str, Number]:
@@ -99,7 +102,7 @@ def lines(evidence: Evidence, most: int) -> list[tuple[str, str, float, str]]:
     """(line of the user's code, phase, share of the training thread's samples, code), longest first; [] where none was sampled."""
     shares: dict[tuple[str, str, str], float] = {}
     for line in evidence.script.lines if evidence.script else ():
-        place = str(line.at), line.phase or "(no phase)", line.at.text
+        place = str(line.at), line.phase or UNNAMED, line.at.text
         shares[place] = shares.get(place, 0.0) + line.share
     longest = sorted(shares.items(), key=lambda item: -item[1])[:most]
     return [(at, phase, share, code) for (at, phase, code), share in longest]

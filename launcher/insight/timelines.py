@@ -26,7 +26,9 @@ PATTERN = "timeline-*.jsonl"
 OPERATORS = "operators.json"
 """Beside the timeline of a process whose steps torch.profiler recorded; training/measure/operators.py documents it."""
 
-OF_THE_PROCESS = ("world_size", "backend", "device", "device_name", "instance_type", "torch", "threads")
+OF_THE_PROCESS = (
+    *("world_size", "backend", "device", "device_name", "compute_capability", "instance_type", "torch", "threads"),
+)
 """Facts of a rank's first line that hold for all ranks."""
 
 SERVERS = "servers"
@@ -204,7 +206,7 @@ def _read_one(file: Path, each: int, ranks: Ranks) -> None:
 def _add_start(event: dict[str, Any], ranks: Ranks) -> None:
     ranks.settings |= event["settings"]
     ranks.not_measured |= event["not_measured"]
-    ranks.facts |= {name: event[name] for name in OF_THE_PROCESS}
+    ranks.facts |= {name: event.get(name) for name in OF_THE_PROCESS}
 
 
 def _parts(setups: list[dict[str, Any]]) -> tuple[Part, ...]:

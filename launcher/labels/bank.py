@@ -86,6 +86,12 @@ class Bank:
         found: Path = rules().view_file(self.folder, view)
         return found
 
+    @property
+    def lost(self) -> list[str]:
+        """The files of views that were complete and are gone, or hold nothing, as on a disk that was full."""
+        files = {name: self.folder / name for name in self.checksums}
+        return [name for name, file in files.items() if not file.is_file() or not file.stat().st_size]
+
     def wrong_size(self, view: int) -> str:
         """What is wrong with the size of a view's file; "" where nothing is."""
         size, expected = self.file(view).stat().st_size, self.images * self.records.size

@@ -38,6 +38,7 @@ def export(bank: Bank, target: Path, kind: str) -> str:
     if target.is_dir() and any(target.iterdir()):
         raise mistake("TARGET", f"{target} is not empty", "name a new folder")
     wrong = [found for view in bank.views if (found := bank.wrong_size(view))]
+    wrong += [f"{name} is missing or empty, and was complete" for name in bank.lost]
     if wrong:
         raise mistake("FOLDER", wrong[0], f"launcher labels verify {bank.folder} names all damage")
     folder, save = target / ("data" if kind == HUGGING_FACE else ""), KINDS[kind]

@@ -44,8 +44,7 @@ def verify(bank: Bank, digest: str | None = None) -> Verified:
         noted = bank.checksums.get(file.name)
         if noted is not None and noted != rules().sha256_of(file):
             problems.append(f"{file.name} has changed since it was complete")
-    missing = [name for name in bank.checksums if not (bank.folder / name).is_file()]
-    problems += [f"{name} is missing, and was complete" for name in missing]
+    problems += [f"{name} is missing or empty, and was complete" for name in bank.lost]
     if digest is not None and bank.digest != digest:
         problems.append(f"this bank has the digest {bank.digest}, and {digest} was expected: it is another one")
     return Verified(whole, absent, problems)

@@ -175,8 +175,9 @@ class Plan:
         return {name: place for name, place in self.channels.items() if host.group in (given[name] or [host.group])}
 
     def kept_job(self) -> dict[str, Any]:
-        """The job as it is recorded and printed: without its secrets, and with the full name of every `run`."""
-        kept = self.job.redacted()
+        """The job as it is recorded and printed: without its secrets, and with the full name of every `run` and the whole path of every
+        folder and file."""
+        kept = self.job.with_whole_paths(self.job.redacted())
         for channel, run in self.pinned.items():
             kept["inputs"][channel]["run"] = run
         return kept

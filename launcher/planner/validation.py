@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -91,7 +92,8 @@ def check(job: Job, source: Path, files: list[SourceFile], world_size: int) -> l
     issues += _check_environment(job)
     issues += _check_texts(job)
     issues += groups.check(job)
-    hosts = groups.training_host_count(job) if job.compute.training_groups else job.compute.instance_count
+    alone = len(job.compute.instance_groups) == 1  # which trains, whether that is said or not
+    hosts = groups.training_host_count(job) if job.compute.training_groups or alone else job.compute.instance_count
     if job.distribution == "none" and (hosts > 1 or (job.compute.processes_per_host or 1) > 1):
         asked = f"{hosts} hosts" if hosts > 1 else f"{job.compute.processes_per_host} processes a host"
         issues.append(
@@ -126,15 +128,16 @@ def _place(key: str, source: Input) -> str:
         if not earlier.model.is_file() and not earlier.read(earlier.outcome).get("model_uri"):
             raise problem(f"{earlier.name} left no model.tar.gz", "name a run whose script wrote to SM_MODEL_DIR")
         return str(earlier.model)
+    path = source.place
+    assert path is not None
     try:
-        path = Path(source.folder or source.file or "").expanduser().absolute()
         path.exists()
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise problem(f"{source.folder or source.file}: {error}", "check the path") from None
     kind = "folder" if source.folder else "file"
     if not path.exists():
         fix = "check the path, which is relative to the current folder"
-        if source.folder and (command := made_folders.command_that_makes(Path(source.folder).expanduser())):
+        if source.folder and (command := made_folders.command_that_makes(Path(os.path.expanduser(source.folder)))):
             fix += f", or create it: {command}"
         beside = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
         raise problem(f"{path}: no such {kind}", did_you_mean(path.name, beside, fix))

@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 from launcher.config.issues import Issue, UserError, mistake
-from launcher.planner.made_folders import RECORD, WRITTEN, Recorded
+from launcher.planner.made_folders import RECORD, SPLITS, WRITTEN, Recorded
 from launcher.prepare import folders, lock, shards
 from launcher.prepare.processes import available_cores
 from launcher.prepare.samples import Encoding, Sample, as_utf8
@@ -152,6 +152,14 @@ def _check(
     if problems:
         raise UserError(problems)
     inside = Path(target).resolve()
+    if Path(source).is_dir() and any(
+        (inside / split) in (Path(source).resolve(), *Path(source).resolve().parents) for split in SPLITS
+    ):
+        raise mistake(
+            "TARGET",
+            f"{source} is in {target}, where the images that are prepared go: some would be in two splits",
+            "name another folder",
+        )
     if Path(source).is_dir() and (inside == Path(source).resolve() or Path(source).resolve() in inside.parents):
         raise mistake(
             "TARGET",

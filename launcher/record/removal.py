@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterable
+from pathlib import Path
 
 from launcher.record.records import DamagedRecord, RunFolder
 
@@ -26,8 +27,13 @@ def in_use(runs: Iterable[RunFolder]) -> dict[str, str]:
             plan = run.read(run.plan)
         except DamagedRecord:
             continue
-        read = [given["run"] for given in plan["job"].get("inputs", {}).values() if given.get("run")]
-        for name in (*read, plan.get("resumes")):
+        inputs, store = plan["job"].get("inputs", {}).values(), run.path.parent.resolve()
+        read = [given["run"] for given in inputs if given.get("run")]
+        places = [Path(place).resolve() for given in inputs if (place := given.get("folder") or given.get("file"))]
+        below = [
+            place.relative_to(store).parts[0] for place in places if place != store and place.is_relative_to(store)
+        ]
+        for name in (*read, *below, plan.get("resumes")):
             if name:
                 reasons.setdefault(name, f"{run.name}, which is under way, uses {name}")
     return reasons

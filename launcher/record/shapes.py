@@ -120,6 +120,7 @@ class OutcomeShape(TypedDict):
     host_seconds: NotRequired[FiniteFloat | None]
     billable_seconds: NotRequired[int]
     cost_usd: NotRequired[FiniteFloat]
+    warm_pool_usd: NotRequired[FiniteFloat]
     saving: NotRequired[FiniteFloat]
     interruptions: NotRequired[int]
     stop_reason: NotRequired[str]
@@ -217,6 +218,12 @@ _SHAPES: dict[str, Any] = {
 def shape(file: str) -> TypeAdapter[dict[str, Any]]:
     """The shape of a run folder's file by its name; any object for a file that has none of its own."""
     return TypeAdapter(_SHAPES.get(file, dict[str, Any]))
+
+
+def prepare() -> None:
+    """Build the shapes of all files, as else their first reading does: pydantic swallows a Ctrl-C that comes meanwhile."""
+    for file in _SHAPES:
+        shape(file)
 
 
 def complaint(error: ErrorDetails) -> str:

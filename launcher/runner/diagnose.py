@@ -70,7 +70,7 @@ def diagnose(
         UserError: nothing was measured there, numpy is not installed, or the probe cannot start.
     """
     if after is None:
-        return probed(str(source), overrides, on=on, say=say) if probe else insight.diagnose(str(source))
+        return probed(str(source), overrides, on, say) if probe else insight.diagnose(str(source))
     if probe:
         raise mistake("--probe", f"two runs: {source} and {after}", "probe one of them")
     return insight.compare(str(source), str(after))

@@ -154,7 +154,7 @@ def drill(
     name = f"{job.name[:36].rstrip('-')}-drill"  # so that none is the latest run of the job's own name
     job = job.model_copy(update={"name": name})
     if job.source is None:  # compare every step of this kit's scripts
-        job = job.model_copy(update={"hyperparameters": {"log_every": 1, **job.hyperparameters}})
+        job = job.model_copy(update={"hyperparameters": {**job.hyperparameters, "log_every": 1}})
     jobs = [job, job if hosts_after is None else _with_hosts(job, hosts_after)]
     for one in jobs:
         refuse_errors(plan(one))  # before anything starts

@@ -32,7 +32,9 @@ class Shown(Protocol):
     @property
     def hosts(self) -> list[str]: ...
     @property
-    def spend(self) -> float | None: ...
+    def cost(self) -> float | None: ...
+    @property
+    def spent(self) -> str: ...
     def logs(self, *, positions: dict[str, int] | None = None) -> Iterator[tuple[str, str]]: ...
     def outcome(self) -> dict[str, Any]: ...
     def result(self) -> dict[str, Any]: ...
@@ -103,8 +105,10 @@ class _Watched:
         about = [state, run.backend, counted(len(run.hosts), "host")]
         if outcome.get("seconds") is not None:
             about.append(f"{outcome['seconds']:.0f} s")
-        usd = outcome.get("cost_usd") if over else run.spend
-        about += [] if usd is None else [dollars(usd) + ("" if over else " so far")]
+        if outcome:
+            about += [] if run.cost is None else [dollars(run.cost)]
+        elif run.spent:
+            about.append(run.spent)
         rows = _results(result) if over else []
         if outcome.get("saving") is not None:
             rows.append(("spot", f"saved {percent(outcome['saving'])}"))

@@ -10,6 +10,7 @@ from typing import Any
 
 from launcher import backends
 from launcher.config.issues import UserError, mistake
+from launcher.planner.own_checkpoints import own_prefix
 from launcher.planner.plan import Plan
 from launcher.record import records
 from launcher.runner.recorded_plan import plan_again
@@ -56,6 +57,9 @@ def replay(name: str, overrides: Sequence[str] = (), *, on: str | None = None) -
     >>> plan.replay_of, plan.job.hyperparameters["learning_rate"]
     ('quickstart-teacher-...', 0.001)
 
+    It starts from the beginning. SageMaker would bring what lies under the job's `checkpoints`, so there the plan has a folder of its own
+    below the run's, unless the overrides name one.
+
     Args:
         name: a run, or a job's name for the latest.
         overrides: `key=value` texts. Pass secrets again: a record does not hold them.
@@ -64,7 +68,13 @@ def replay(name: str, overrides: Sequence[str] = (), *, on: str | None = None) -
     Raises:
         UserError: no such run, or its record is incomplete.
     """
-    return plan_again(records.find(name), overrides, on)
+    folder = records.find(name)
+    made = plan_again(folder, overrides, on)
+    shared = backends.get(made.backend).shared_checkpoints(made.job)
+    if not shared or any(one.partition("=")[0] in ("checkpoints", "checkpoints.s3") for one in overrides):
+        return made
+    key = "checkpoints.s3" if isinstance(folder.read_job().get("checkpoints"), Mapping) else "checkpoints"
+    return plan_again(folder, [*overrides, f"{key}={own_prefix(shared, 'replay')}"], on)
 
 
 def resume(name: str, overrides: Sequence[str] = ()) -> Plan:

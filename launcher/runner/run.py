@@ -6,12 +6,14 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import backends
+from launcher.backends.interrupts import deferred, remembered
 from launcher.backends.plans import check
 from launcher.config.issues import Unreachable, UserError
 from launcher.insight import diagnose
@@ -21,7 +23,7 @@ from launcher.record.log_lines import complete_lines, json_lines
 from launcher.record.metric_lines import Metric, parse_line
 from launcher.record.records import OVER, RunFolder
 from launcher.runner import notebook, probe, start_record
-from launcher.runner.interrupts import deferred
+from launcher.show.text import dollars
 
 if TYPE_CHECKING:
     from launcher.insight.diagnosis import Diagnosis
@@ -109,6 +111,16 @@ class Run:
     def spend(self) -> float | None:
         """Cost so far, in US dollars; None where the run is free or its price is unknown."""
         return backends.starter(self.backend).spend(self.folder)
+
+    @property
+    def spent(self) -> str:
+        """The same in words; "" for None. Spot hosts cost less than on demand, which is what is known before the bill."""
+        if self.spend is None:
+            return ""
+        spot = self.folder.read(self.folder.plan).get("request", {}).get("EnableManagedSpotTraining")
+        return (
+            f"{'at most ' if spot else ''}{dollars(self.spend)} so far{', on demand: spot costs less' if spot else ''}"
+        )
 
     @property
     def still_costs(self) -> str:
@@ -207,6 +219,24 @@ class Run:
         if self.state not in OVER:
             backends.starter(self.backend).stop(self.folder, reason)
 
+    @property
+    def cost(self) -> float | None:
+        """US dollars: so far, or of a run that is over its bill with that of its warm pool, once `settle` knows it; None as in `spend`."""
+        outcome = self.folder.read(self.folder.outcome)
+        return billed(outcome) if outcome else self.spend
+
+    @property
+    def usd_after_the_end(self) -> float:
+        """US dollars that it cost after its end, or costs at most where that is not known yet: the hosts of a warm pool on SageMaker."""
+        return backends.starter(self.backend).usd_after_the_end(self.folder)
+
+    def settle(self) -> None:
+        """Ask SageMaker what a warm pool cost, once its hosts are gone. Where it does not answer, `trouble` says why."""
+        try:
+            backends.starter(self.backend).settle(self.folder)
+        except Unreachable as error:
+            self.trouble = str(error)
+
     def release(self) -> str:
         """End what the run still costs although it is over: the hosts of a warm pool on SageMaker.
 
@@ -273,6 +303,12 @@ class Run:
         return self.folder.read(self.folder.outcome) or killed  # it may have ended meanwhile
 
 
+def billed(outcome: Mapping[str, Any]) -> float | None:
+    """US dollars of a run that is over, with its warm pool as far as that is known; None: free, or no price."""
+    usd = outcome.get("cost_usd")
+    return None if usd is None else float(usd) + outcome.get("warm_pool_usd", 0.0)
+
+
 @trust.closed_umask()
 def start(plan: Plan, *, detach: bool = False, max_cost: float | None = None) -> Run:
     """Start a planned run.
@@ -282,7 +318,8 @@ def start(plan: Plan, *, detach: bool = False, max_cost: float | None = None) ->
     ('Completed', 3)
 
     Args:
-        plan: from `plan()`. One for SageMaker is checked online first, unless `check()` did that.
+        plan: from `plan()`. One for SageMaker is checked online first, unless `check()` did that; what that finds or cannot see, and is no
+            error, is a Python warning.
         detach: let a run on this machine outlive this process from the start.
         max_cost: US dollars. Refuse a plan that could cost more, or whose price is unknown.
 
@@ -295,8 +332,11 @@ def start(plan: Plan, *, detach: bool = False, max_cost: float | None = None) ->
     """
     refuse_errors(plan)
     if not plan.checked:
-        plan = check(plan)
+        said, plan = plan.issues, check(plan)
         refuse_errors(plan)
+        for issue in plan.issues:
+            if issue not in said:
+                warnings.warn(f"{issue.level}: {issue}", stacklevel=3)  # past `closed_umask`
     if max_cost is not None:
         refuse_cost(plan, max_cost)
     not_seen = [issue for issue in plan.issues if issue.key == "online"]
@@ -357,7 +397,7 @@ STOP_AGAIN = 600.0
 
 
 def to_its_end(
-    planned: Plan,
+    planned: Plan | Run,
     *,
     max_cost: float | None = None,
     say: Callable[[str], None],
@@ -368,38 +408,34 @@ def to_its_end(
     """Start a planned run and wait until it is over. An interrupt, or any other exception, stops the run first.
 
     Args:
-        say: takes a line when SageMaker stops answering, when it answers again, and when it does not stop the run, which is then asked
-            of it again.
+        planned: or a run that is under way.
+        say: takes a line when SageMaker stops answering, when it answers again, and when it does not stop the run.
         interrupted: called before an interrupt stops the run.
         started: called with the run once it has started.
         until: asked about every second: why to stop the run now; "" while it is to go on.
+
+    Raises:
+        UserError: the run cannot be started; or SageMaker did not stop it for 10 minutes, and it goes on.
     """
-    trouble, why, unheard, first = "", "", "", 0.0
-    lost: UserError | None = None
+    trouble, why = "", ""
     run: Run | None = None
     try:
         with deferred() as came:  # inside: an interrupt may come as soon as it is over
-            run = start(planned, max_cost=max_cost)
+            run = planned if isinstance(planned, Run) else start(planned, max_cost=max_cost)
             started(run)
         if came:
             raise KeyboardInterrupt
-        while run.wait(1, progress=False) not in records.OVER:
-            if run.trouble != trouble:
-                trouble = run.trouble
-                say(trouble or "AWS answers again")
-            if why := until(run):
-                try:
-                    run.stop(why)
-                    break
-                except UserError as not_stopped:
-                    first = first or time.monotonic()
-                    if time.monotonic() - first > STOP_AGAIN:
-                        lost = not_stopped
-                        break
-                    if str(not_stopped) != unheard:
-                        say(unheard := str(not_stopped))
+        with remembered() as came:
+            while not came and run.wait(1, progress=False) not in records.OVER and not (why := until(run)):
+                if run.trouble != trouble:
+                    trouble = run.trouble
+                    say(trouble or "AWS answers again")
+        if came:
+            raise KeyboardInterrupt
+        if why:
+            _stop(run, why, say)
     except BaseException as error:
-        if run is None:
+        if run is None or (why and isinstance(error, UserError)):  # it was asked again and again
             raise
         if isinstance(error, KeyboardInterrupt):
             interrupted()
@@ -409,29 +445,35 @@ def to_its_end(
         except UserError as not_stopped:  # the error that came first is raised
             say(str(not_stopped))
         raise
-    if lost is not None:
-        raise lost
     if why:
         run.wait(150, progress=False)
     return run
 
 
+def _stop(run: Run, why: str, say: Callable[[str], None]) -> None:
+    """Ask a run to stop, again and again for STOP_AGAIN seconds where SageMaker does not answer; each reason is said once."""
+    until, said = time.monotonic() + STOP_AGAIN, ""
+    while True:
+        try:
+            return run.stop(why)
+        except UserError as not_stopped:
+            if time.monotonic() > until:
+                raise
+            if str(not_stopped) != said:
+                say(said := str(not_stopped))
+        if run.wait(1, progress=False) in records.OVER:
+            return None
+
+
 def probed(
     source: str,
     overrides: Sequence[str] = (),
-    *,
     on: str = backends.DEFAULT,
     say: Callable[[str], None] = lambda text: None,
 ) -> Diagnosis:
     """Diagnose a run with a probe: its job again on this machine, for two minutes at most.
 
     If the probe fails or is interrupted, the diagnosis says why.
-
-    Args:
-        source: a run's name, a job's name for the latest, or a run's folder.
-        overrides: `key=value` texts for the probe's job.
-        on: process or docker.
-        say: takes lines for people.
 
     Raises:
         UserError: nothing was measured there, or the probe cannot start.

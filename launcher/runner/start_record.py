@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import distributions
 from typing import BinaryIO
 
-import yaml
-
+from launcher.config import yaml_file
 from launcher.config.issues import mistake
 from launcher.planner.plan import Plan
 from launcher.planner.source_package import copy_files, uncommitted
@@ -135,7 +134,7 @@ def write(plan: Plan, folder: RunFolder) -> None:
     copy_files(list(plan.files), folder.code)
     if plan.request is not None:
         records.write_json(folder.request, plan.kept_request())
-    records.write_atomically(folder.job, yaml.safe_dump(plan.kept_job(), sort_keys=False, allow_unicode=True))
+    records.write_atomically(folder.job, yaml_file.dumped(plan.kept_job()))
     kept = {name: value for name, value in plan.to_dict().items() if name != "files"}  # files.txt lists them
     records.write_json(folder.plan, kept)  # last: the run can be found once this exists
 

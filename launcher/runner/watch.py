@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.backends import toolkit
 from launcher.config.issues import UserError, mistake
@@ -30,6 +31,9 @@ from launcher.record.shapes import iso
 from launcher.runner import start_record
 from launcher.runner.run import Run
 
+if TYPE_CHECKING:
+    import psutil
+
 RELAY = Path(__file__).with_name("relay.py")
 
 HOST = "algo-1"
@@ -43,6 +47,9 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 PASSED_ON = (*ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
 """Signals to the launcher that are meant for the command."""
+
+SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
+"""Names of processes that end at SIGTERM without their children."""
 
 GROUP_SECONDS = 0.05
 """Until a signal that came has reached the relay too, where it was sent to the whole process group, one process after the other."""
@@ -119,7 +126,9 @@ def _write(plan: dict[str, Any], folder: RunFolder) -> None:
     records.write_json(folder.git, state)
     if patch:
         records.write_atomically(folder.git_patch, patch)
-    if Path(plan["hosts"][0]["command"][0]).parent == Path(sys.executable).parent:  # it runs in our environment
+    program = plan["hosts"][0]["command"][0]
+    runs_in_ours = Path(shutil.which(program) or program).absolute().parent == Path(sys.executable).parent
+    if runs_in_ours:
         records.write_json(folder.versions, start_record.installed_versions())
     _copy_observer(folder)
     _measurements(folder).mkdir(parents=True)
@@ -186,7 +195,7 @@ def _carry_out(command: Sequence[str], folder: RunFolder, umask: int) -> tuple[i
         while process.poll() is None:
             select.select([heard], [], [], POLL_SECONDS)
             if not is_stopping and os.path.exists(folder.stop_request):  # also where a file server hiccups
-                process.terminate()
+                _terminate(process)
                 is_stopping = True
             came = _read(heard) & {*PASSED_ON}
             if came:
@@ -204,6 +213,27 @@ def _carry_out(command: Sequence[str], folder: RunFolder, umask: int) -> tuple[i
     with contextlib.suppress(OSError):  # a full disk, or a record that is no file: the command's end counts
         observed.update()
     return process.returncode, left, received
+
+
+def _terminate(process: subprocess.Popen[bytes]) -> None:
+    """Ask a command to end, with what a shell runs, which would go on without it: the shell first, or it begins its next line."""
+    import psutil
+
+    below: list[psutil.Process] = []
+    with contextlib.suppress(psutil.Error):
+        below += _below_shells(psutil.Process(process.pid))
+    process.terminate()
+    for one in below:
+        with contextlib.suppress(psutil.Error):
+            one.terminate()
+
+
+def _below_shells(process: psutil.Process) -> Iterator[psutil.Process]:
+    """The processes that a shell started, and those of shells among them; none of another program."""
+    if process.name() in SHELLS:
+        for child in process.children():
+            yield child
+            yield from _below_shells(child)
 
 
 class _Output:

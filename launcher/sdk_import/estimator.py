@@ -49,6 +49,18 @@ UNITS = {
 }
 """Argument in seconds -> key, and its seconds."""
 
+OF_PROFILER_CONFIG = (
+    "s3_output_path",
+    "system_monitor_interval_millis",
+    "framework_profile_params",
+    "profile_params",
+    "disable_profiler",
+)
+"""Positional arguments of the SDK's ProfilerConfig, in their order."""
+
+OF_DEBUGGER_HOOK = ("s3_output_path", "container_local_output_path", "hook_parameters", "collection_configs")
+"""The same of its DebuggerHookConfig."""
+
 HANDLED = {
     "base_job_name",
     "container_log_level",
@@ -211,14 +223,16 @@ class EstimatorImporter(Importer):
     def _profiling(self, config: Any, rules: Any) -> None:
         if isinstance(config, Call):
             section = self.made.values.setdefault("profiling", {})
-            for name, value in config.keywords.items():
+            for name, value in config.named(*OF_PROFILER_CONFIG).items():
                 if name == "system_monitor_interval_millis":
                     self.put("profiling.system_interval_ms", value)
                 elif name == "s3_output_path":
                     self.put("profiling.output", value)
                 elif name == "profile_params" and isinstance(value, Call):
                     known = {"cpu_profiling_duration": "cpu_seconds", "file_rotation_interval": "file_rotation_seconds"}
-                    section["profiler"] = {known[word]: part for word, part in value.keywords.items() if word in known}
+                    section["profiler"] = {
+                        known[word]: part for word, part in value.named(*known).items() if word in known
+                    }
                 else:
                     self.left(f"profiler_config.{name}", value, "the framework profiler has ended")
         elif config is not None:
@@ -237,7 +251,7 @@ class EstimatorImporter(Importer):
             self.made.notes.append(CLOSED)
         if isinstance(hook, Call):
             section = self.made.values.setdefault("debugger", {})
-            for name, value in hook.keywords.items():
+            for name, value in hook.named(*OF_DEBUGGER_HOOK).items():
                 if name == "s3_output_path":
                     self.put("debugger.output", value)
                 elif name == "hook_parameters":
@@ -264,6 +278,6 @@ class EstimatorImporter(Importer):
         for name, given in inputs.items():
             channel = self.channel(str(name), given)
             if channel is not None:
-                if isinstance(mode, str) and mode != "File" and "s3" in channel:
+                if isinstance(mode, str) and mode != "File" and not {"fsx", "efs"} & channel.keys():
                     channel.setdefault("mode", mode)
                 self.made.values.setdefault("inputs", {})[str(name)] = channel

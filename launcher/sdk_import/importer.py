@@ -159,7 +159,7 @@ class Importer:
 
     def s3_input(self, name: str, given: Call) -> dict[str, Any] | None:
         """A TrainingInput."""
-        words = {**dict(zip(OF_TRAINING_INPUT, given.positional)), **given.keywords}
+        words = given.named(*OF_TRAINING_INPUT)
         made = self.channel(name, words.pop("s3_data", None))
         if made is None:
             return None
@@ -224,7 +224,10 @@ class Importer:
         for name, value in self.mapping("environment", given).items():
             if isinstance(value, str) and is_secret(str(name), value):
                 self.made.values.setdefault("secrets", {})[str(name)] = "env"
-                self.made.notes.append(f"{name} is taken from your environment: its value stays in the script")
+                self.made.notes.append(
+                    f"{name}: its value stays in the script; runs here take it from your environment, "
+                    "SageMaker only from Secrets Manager (docs/run.md)"
+                )
             elif isinstance(value, (Unread, Call, Symbol)):
                 self.left(f"environment.{name}", value)
             else:

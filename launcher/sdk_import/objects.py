@@ -59,6 +59,14 @@ class Call:
             return self.keywords[name]
         return self.positional[place] if place is not None and place < len(self.positional) else otherwise
 
+    def named(self, *names: str) -> dict[str, Any]:
+        """All arguments by their names.
+
+        Args:
+            names: of the positional ones, in their order.
+        """
+        return {**dict(zip(names, self.positional)), **self.keywords}
+
     def __repr__(self) -> str:
         return self.text
 

@@ -169,6 +169,6 @@ class TrainerImporter(Importer):
                 made["content_type"] = value
             elif word not in ("channel_name", "data_source"):
                 self.left(f"inputs.{name}.{word}", value, NO_KEY)
-        if isinstance(mode, str) and mode != "File" and "s3" in made:
+        if isinstance(mode, str) and mode != "File" and not {"fsx", "efs"} & made.keys():
             made["mode"] = mode
         self.made.values.setdefault("inputs", {})[name] = made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -99,3 +100,18 @@ def written(value: Any) -> str:
         )
         return ", ".join(f"{name}: {text}" for name, text in parts)
     return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+
+
+def shortened_apart(first: str, second: str, width: int) -> tuple[str, str]:
+    """Two texts cut to `width` characters so that their difference shows: where one is longer, without what both begin with."""
+    if max(len(first), len(second)) > width:
+        alike = len(os.path.commonprefix([first, second]))
+        begin = min(alike - width // 8, max(len(first), len(second)) - width + 1)
+        if begin > 1:
+            first, second = (f"…{text[begin:]}" for text in (first, second))
+    return shortened(first, width), shortened(second, width)
+
+
+def shortened(text: str, width: int) -> str:
+    """A text of at most `width` characters."""
+    return text if len(text) <= width else f"{text[: width - 1]}…"

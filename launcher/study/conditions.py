@@ -30,7 +30,8 @@ def commit_of(source: Path) -> str:
 def settings_of(job: Job, varied: Sequence[str]) -> str:
     """Everything in a job that its measurements depend on, without the hyperparameters that the study varies; as JSON."""
     parts = ("script", "distribution", "inputs", "environment", "profiling", "debugger")
-    values = {name: value for name, value in job.model_dump(exclude_none=True).items() if name in parts}
+    whole = job.with_whole_paths(job.model_dump(exclude_none=True))
+    values = {name: value for name, value in whole.items() if name in parts}
     compute = (
         "instance_type",
         "instance_count",

@@ -5,8 +5,8 @@ A study may be killed at any moment: the same call goes on where the table ends.
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Hashable, Sequence
+import contextlib
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from launcher import backends
 from launcher.backends.plans import check, plan
 from launcher.config.issues import UserError, mistake
 from launcher.config.job import Job
+from launcher.planner.own_checkpoints import with_own_checkpoints
 from launcher.planner.plan import Plan, refuse_cost, refuse_errors
 from launcher.planner.source_package import code_checksum, source_files
 from launcher.record import records
@@ -22,6 +23,7 @@ from launcher.show.text import counted, dollars
 from launcher.study.conditions import commit_of, machine_of
 from launcher.study.question import Question, Trial
 from launcher.study.trial_table import Row, TrialTable, held
+from launcher.study.under_way import UnderWay
 
 Say = Callable[[str], None]
 """Takes a line for people."""
@@ -62,15 +64,39 @@ def run(question: Question, table: str | Path | None, max_cost: float | None, sa
         "machine": machine_of(question.base, question.on),
     }
     with held(file):
-        known = TrialTable(file, question.keys, question.measured, conditions, commit_of(source))
         every = list(question.trials())
+        under_way = UnderWay(file, conditions)
+        left = under_way.left(every, say)  # before the table, which may be refused while it goes on
+        known = TrialTable(file, question.keys, question.measured, conditions, commit_of(source))
         missing = [trial for trial in every if known.find(trial.key) is None]
         say(f"{len(every)} trials, {len(every) - len(missing)} of them in {file}")
         if missing:
             tell_the_price([trial.job for trial in missing], question.on, max_cost, say)
-        failed = _run(missing, question, known, say)
+        with what_stays(say) as begun:
+            failed = _run(missing, question, known, under_way, left, say, begun)
         rows = [row for trial in every if (row := known.find(trial.key)) is not None]
     return Outcome(file, rows, failed)
+
+
+@contextlib.contextmanager
+def what_stays(say: Say) -> Iterator[list[Run]]:
+    """Say in the end, after Ctrl-C or an error too, what hosts of runs still cost, and how to end that.
+
+    Yields:
+        The list for the runs that were started, in their order.
+    """
+    begun: list[Run] = []
+    try:
+        yield begun
+    finally:
+        for one in begun:
+            try:
+                one.settle()  # a later one may have taken its hosts
+                costs = one.still_costs
+            except UserError as error:  # an error that came before is raised all the same
+                costs = str(error)
+            if costs:
+                say(costs)
 
 
 def _own_file(question: Question) -> Path:
@@ -78,51 +104,69 @@ def _own_file(question: Question) -> Path:
     return records.store() / "studies" / name
 
 
-def _run(missing: Sequence[Trial], question: Question, known: TrialTable, say: Say) -> list[str]:
-    """Run trials one after the other. Returns why some did not complete."""
+def _run(
+    missing: Sequence[Trial],
+    question: Question,
+    known: TrialTable,
+    under_way: UnderWay,
+    left: tuple[Trial, Run] | None,
+    say: Say,
+    begun: list[Run],
+) -> list[str]:
+    """Run trials one after the other; one that was `left` comes first, since `under_way` keeps one alone, and is waited for.
+
+    Args:
+        begun: gets the runs.
+
+    Returns:
+        Why some did not complete.
+    """
     failed: list[str] = []
     given_up: set[Hashable] = set()
-    for number, trial in enumerate(missing, 1):
+    for number, trial in enumerate(sorted(missing, key=lambda trial: left is None or trial is not left[0]), 1):
         if given_up & {trial.group, *trial.needs}:
             failed.append(f"{trial}: left out after an earlier failure")
             continue
-        done, label = _to_its_end(trial.job, question.on, say), f"{number}/{len(missing)}  {trial}"
+        label = f"{number}/{len(missing)}  {trial}"
+        to_follow = left[1] if left is not None and left[0] is trial else _planned(trial.job, question.on)
+
+        def started(run: Run, trial: Trial = trial) -> None:
+            begun.append(run)
+            under_way.write(trial, run)
+
+        done = _to_its_end(to_follow, started, say)
         try:
+            outcome = done.outcome()
             if done.state != records.COMPLETED:
-                why = " ".join(done.outcome().get("failure", "").split())[:LONGEST_REASON]
+                why = " ".join(outcome.get("failure", outcome.get("stop_reason", "")).split())[:LONGEST_REASON]
                 raise RuntimeError(f"{done.state}{': ' if why else ''}{why}")
+            if "not_saved" in outcome and not done.result():
+                raise RuntimeError(f"its results are not here: {'; '.join(outcome['not_saved'])}")
             measured = question.measure(done)
         except (RuntimeError, UserError) as error:
+            under_way.over()
             given_up.add(trial.group)
             failed.append(f"{trial}: {error}; launcher logs {done.name}")
             say(f"{label}: {done.state}")
             continue
         known.add(trial.key, measured, done)
+        under_way.over()
         say(f"{label}: {question.progress(measured)}")
     return failed
 
 
-def _to_its_end(job: Job, on: str, say: Say) -> Run:
-    """Run a job. If this process is interrupted, the run is stopped first."""
+def _planned(job: Job, on: str) -> Plan:
+    """Checked: what a check says was said of all trials at once."""
+    return check(plan(with_own_checkpoints(job, "study"), on=on))
+
+
+def _to_its_end(planned: Plan | Run, started: Callable[[Run], None], say: Say) -> Run:
+    """Run a job, or wait for one that runs. If this process is interrupted, the run is stopped first."""
 
     def interrupted() -> None:
         say("stopping the running trial; the same command resumes the study with it")
 
-    planned = plan(with_own_checkpoints(job, "study"), on=on)
-    return to_its_end(planned, say=say, interrupted=interrupted)
-
-
-def with_own_checkpoints(job: Job, kind: str) -> Job:
-    """The job of a trial, whose checkpoints in S3 lie in a folder of its own below the job's: one that went on from another's, or from the
-    training's, would measure something else, and the training would go on from the trial's.
-
-    Args:
-        kind: of the question, which begins the folder's name.
-    """
-    if job.checkpoints is None:
-        return job
-    own = f"{job.checkpoints.s3.rstrip('/')}/{kind}-{secrets.token_hex(4)}"
-    return job.model_copy(update={"checkpoints": job.checkpoints.model_copy(update={"s3": own})})
+    return to_its_end(planned, say=say, interrupted=interrupted, started=started)
 
 
 def tell_the_price(jobs: Sequence[Job], on: str, max_cost: float | None, say: Say) -> None:
@@ -135,8 +179,11 @@ def tell_the_price(jobs: Sequence[Job], on: str, max_cost: float | None, say: Sa
         UserError: together they could cost more than `max_cost` US dollars, or their price is not known; or AWS would refuse some of them.
     """
     plans = _plans_by_hosts(jobs, on)
-    for planned, trials in plans:
+    for planned, _ in plans:
         refuse_errors(planned)
+    for issue in dict.fromkeys(f"{issue.level}: {issue}" for planned, _ in plans for issue in planned.issues):
+        say(issue)
+    for planned, trials in plans:
         if planned.groups:
             say(f"{counted(trials, 'trial')} with {counted(len(planned.groups), 'instance group')}:")
         hours = None if planned.price is None else planned.job.compute.max_hours
@@ -164,10 +211,12 @@ def tell_the_price(jobs: Sequence[Job], on: str, max_cost: float | None, say: Sa
 
 
 def _plans_by_hosts(jobs: Sequence[Job], on: str) -> list[tuple[Plan, int]]:
-    """A plan for each kind of hosts that the jobs have, with its price where AWS's list has it, and how many jobs have these hosts."""
+    """A plan for each kind of hosts that trials have, with its price where AWS's list has it, and how many of them have these hosts."""
     alike: dict[Hashable, list[Job]] = {}
     for job in jobs:
         alike.setdefault((job.compute.instance_type, *job.compute.instance_groups), []).append(job)
-    plans = [(plan(each[0], on=on), len(each)) for each in alike.values()]
-    # a check reads AWS's price list, and the prices of all trials on these instance types with it; a quota of 0 is found before any trial
+    # the most hosts: a quota, subnets or security groups that are enough for them are enough for all
+    most = [(max(each, key=lambda job: job.compute.instance_count), len(each)) for each in alike.values()]
+    plans = [(plan(with_own_checkpoints(job, "study"), on=on), count) for job, count in most]
+    # a check reads AWS's price list, and the prices of all trials on these instance types with it; a quota is found before any trial
     return [(check(planned) if planned.price is not None else planned, count) for planned, count in plans]

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from launcher import backends
-from launcher.backends.local_hosts import gpu_count
 from launcher.config import yaml_file
 from launcher.config.issues import Issue, UserError
 from launcher.config.job import Job, Pipeline, StudySection
@@ -65,9 +64,11 @@ class PreprocessingQuestion(Question):
         Raises:
             UserError: every mistake in the config, the overrides and the grid.
         """
-        without_gpu = not smoke and wants_smaller_images(config, on)
+        given, found = read(config, overrides, smoke)
+        without_gpu = not smoke and wants_smaller_images(config, on, given)
         small = smoke or without_gpu
-        given, found = read(config, overrides, small)
+        if without_gpu:
+            given, found = read(config, overrides, small)
         grid, notes = _complete(given, on)
         remote, mistakes = None, []
         if REMOTE in grid.pipelines:
@@ -131,9 +132,10 @@ class PreprocessingQuestion(Question):
         return ", ".join(f"{group.instance_count} {group.instance_type}" for group in self.grid.serving_groups)
 
 
-def wants_smaller_images(config: str | Path, on: str) -> bool:
+def wants_smaller_images(config: str | Path, on: str, job: Job) -> bool:
     """Whether the config has a smoke section and the trials would run on this machine's CPUs."""
-    return backends.get(on).on_this_machine and "smoke" in yaml_file.read(config).values and not gpu_count()
+    backend = backends.get(on)
+    return backend.on_this_machine and "smoke" in yaml_file.read(config).values and not backend.gpus_here(job)
 
 
 def _varied(job: Job, values: dict[str, Any]) -> Job:

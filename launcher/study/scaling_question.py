@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from launcher import backends
-from launcher.backends.local_hosts import core_count, gpu_count
+from launcher.backends.local_hosts import core_count
 from launcher.backends.plans import plan
 from launcher.config.issues import Issue, UserError
 from launcher.config.job import Job, StudySection
@@ -55,7 +55,7 @@ class ScalingQuestion(Question):
         plan(job, on=on)  # refuses an unknown backend
         grid = job.study or StudySection()
         grid = grid.model_copy(update={"hosts": sorted(set(grid.hosts))})
-        base, cores, notes = _on_one_machine(job, grid) if backends.get(on).on_this_machine else (job, None, [])
+        base, cores, notes = _on_one_machine(job, grid, on) if backends.get(on).on_this_machine else (job, None, [])
         base = base.model_copy(update={"compute": base.compute.model_copy(update={"instance_count": 1})})
         each = backends.get(on).world_size(base)
         readable = not any("study." in issue.key for issue in found)
@@ -116,10 +116,10 @@ def _sized(job: Job, grid: StudySection, hosts: int, batch: int) -> Job:
     return job.model_copy(update={"hyperparameters": {**kept, **own}, "compute": compute, "study": None})
 
 
-def _on_one_machine(job: Job, grid: StudySection) -> tuple[Job, int | None, list[str]]:
+def _on_one_machine(job: Job, grid: StudySection, on: str) -> tuple[Job, int | None, list[str]]:
     """The job with the same share of this machine for each host, whatever their number; the cores that they share, None where
     each process has a GPU; and notes on it."""
-    most, gpus = max(grid.hosts), gpu_count()
+    most, gpus = max(grid.hosts), backends.get(on).gpus_here(job)
     compute = job.compute
     if gpus:
         each = compute.processes_per_host or max(1, gpus // most)
@@ -158,7 +158,7 @@ def _about_the_job(job: Job, grid: StudySection, on: str) -> Iterator[Issue]:
         fix = "write a number, or null for the whole share"
         found = "auto: each size could choose a different one"
         yield Issue(key="hyperparameters.batch_size_per_device", found=found, fix=fix)
-    gpus, most = gpu_count() if backends.get(on).on_this_machine else 0, max(grid.hosts)
+    gpus, most = backends.get(on).gpus_here(job), max(grid.hosts)
     processes = most * (job.compute.processes_per_host or 1)
     if 0 < gpus < processes:
         fix = "fewer study.hosts; or CUDA_VISIBLE_DEVICES= before the command, to train on the CPU at every size"
@@ -195,5 +195,6 @@ def _about_the_batches(job: Job, grid: StudySection, each: int) -> Iterator[Issu
 
 def _batches(job: Job, grid: StudySection, each: int) -> list[int]:
     """Images per process of weak scaling: the grid's, or the job's own batch on its own hosts."""
-    own = [job.hyperparameters["global_batch_size"] // (job.compute.instance_count * each)] * (grid.mode != "strong")
-    return sorted(set(grid.batches or own))
+    if grid.batches or grid.mode == "strong":
+        return sorted(set(grid.batches))
+    return [job.hyperparameters["global_batch_size"] // (job.compute.instance_count * each)]

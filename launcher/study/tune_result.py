@@ -189,11 +189,8 @@ class Tuning:
             return [search.ended]
         several = sum(step.kept for step in self.steps) > 1
         product = ", the product of what each kept change measured," if several else ", measured"
-        of = (
-            "of the whole job"
-            if search.whole is not None
-            else "an image without the start, as the job's length is not known"
-        )
+        known = search.whole is not None
+        of = "of the whole job" if known else "of its steps (without the start: the job's length is not known)"
         lines = [f"speed-up {self.speedup:.2f} {of}{product} in {trials}; ended: {search.ended}"]
         lines += [f"{step.proposal}: {step.losses}" for step in self.steps if step.kept and step.losses]
         lines.append(f"the limit that is left: {self.limit}")

@@ -284,10 +284,9 @@ class Search:
                 step = self._look(neighbour)
             faster, slower = (step, fastest) if _faster(step, fastest) else (fastest, step)
             if not slower.why:
-                much = (
-                    "" if (slower.gain or 0.0) < (faster.gain or 0.0) else f"not {100 * (WORTH - 1):.0f} % faster than "
-                )
-                slower.why = f"{_times(slower)}: {much}{faster.proposal}{'' if much else ' is faster'}"
+                is_slower = (slower.gain or 0.0) < (faster.gain or 0.0)
+                by_too_little = f"not {100 * (WORTH - 1):.0f} % faster than {faster.proposal}"
+                slower.why = f"{_times(slower)}: {f'{faster.proposal} is faster' if is_slower else by_too_little}"
             misses = 0 if faster is step else misses + 1
             fastest = faster
         if fastest.promising:
@@ -357,7 +356,8 @@ class Search:
                 return
             if before.median < WORTH * after.median:
                 break
-        step.why = f"{_times(step)}: no more than the repeats differ by"
+        apart = "less than 2 % faster" if after.apart(before) else "no more than the repeats differ by"
+        step.why = f"{_times(step)}: {apart}"
 
     def _costs(self, step: Step) -> tuple[Spread, Spread]:
         """Before and after. Of an even number of trials the median is the middle one that is worse for the change: the mean of both would

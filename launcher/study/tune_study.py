@@ -15,7 +15,6 @@ from launcher.config.issues import mistake
 from launcher.config.loading import load
 from launcher.planner.plan import refuse_cost, refuse_errors
 from launcher.record import records
-from launcher.runner.run import Run
 from launcher.show.text import counted, dollars
 from launcher.study import engine
 from launcher.study.trial_table import TrialTable, held
@@ -85,16 +84,14 @@ def tune(
             raise mistake("--max-cost", found, "leave it out; --minutes and --trials limit it")
     file = Path(table) if table is not None else _own_file(subject, smoke)
     ceiling = _tell_the_price(subject, trials, max_cost, say)
-    with held(file):
+    with held(file), engine.what_stays(say) as begun:
         known = TrialTable(file, KEYS, MEASURED, subject.conditions(), subject.commit)
         say(
             f"at most {counted(trials, 'trial')} of {seconds:.0f} s of training and {minutes:g} minutes; {file} holds {len(known.rows)}"
         )
-        measure = Trials(subject, known, trials, minutes * 60, seconds, max_cost, ceiling, say)
+        measure = Trials(subject, known, trials, minutes * 60, seconds, max_cost, ceiling, say, begun)
         search = Search(subject, allowed, measure, whole, say)
         search.run()
-    if measure.used and (left := Run(records.find(measure.used[-1]["run"])).still_costs):
-        say(left)
     own = located(config) if isinstance(config, (str, Path)) else None
     return Tuning(subject, file, search, own, smoke, overrides)
 
@@ -104,7 +101,12 @@ def _command(words: Sequence[str], on: str) -> CommandSubject:
         raise mistake("--on", f"{on}: a command runs on this machine", "leave it out, or write a config for it")
     if not words or shutil.which(words[0]) is None:
         found = f"{words[0]}: no such program" if words else "none"
-        raise mistake("command", found, "write it behind --: launcher tune -- python train.py")
+        fix = (
+            "check its path, or activate its environment"
+            if words
+            else "write it behind --: launcher tune -- python train.py"
+        )
+        raise mistake("command", found, fix)
     script = next((Path(word).stem for word in words if word.endswith((".py", ".sh"))), Path(words[0]).name)
     name = re.sub(r"[^A-Za-z0-9]+", "-", script).strip("-")[:37].strip("-") or "command"
     return CommandSubject(words, f"{name}-tune")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -18,17 +19,18 @@ from typing import Any
 
 from launcher import backends
 from launcher.backends import toolkit
+from launcher.backends.interrupts import remembered
 from launcher.backends.local_hosts import hardware
-from launcher.backends.plans import plan
+from launcher.backends.plans import check, plan
 from launcher.config.issues import mistake
 from launcher.config.job import Job
 from launcher.config.redaction import REDACTED, mentions_a_secret, redact_command
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding, Fix
+from launcher.planner.own_checkpoints import with_own_checkpoints
 from launcher.planner.source_package import SourceFile, code_checksum, source_files
 from launcher.record import records
 from launcher.runner.run import Run, to_its_end
-from launcher.study import engine
 from launcher.study.conditions import commit_of, machine_of, settings_of, software
 from launcher.study.tune_settings import OUTSIDE, RULES, VARIABLES
 
@@ -48,8 +50,12 @@ LOGGED = 5
 TO_END = 60.0
 """Seconds that a command may take to end after it was asked to."""
 
-WATCH = "import sys; from launcher.runner.watch import watch; sys.exit(watch(sys.argv[2:], sys.argv[1]).exit_code)"
-"""Runs a command as `launcher watch` does, in a process of its own: its output is not for this terminal."""
+WATCH = (
+    "import sys; sys.path[0] = sys.argv.pop(1); from launcher.runner.watch import watch; "
+    "sys.exit(watch(sys.argv[2:], sys.argv[1]).exit_code)"
+)
+"""Runs a command as `launcher watch` does, in a process of its own: its output is not for this terminal. The folder is the user's, and
+modules of that folder are none of ours: people call theirs launcher.py."""
 
 
 class Subject(ABC):
@@ -61,7 +67,7 @@ class Subject(ABC):
     """Where it runs."""
     commit: str
     """Of its code, for people."""
-    shows_steps = True
+    shows_steps: bool = True
     """Whether its steps are seen while it runs."""
 
     @abstractmethod
@@ -154,8 +160,9 @@ class JobSubject(Subject):
         def interrupted() -> None:
             say("stopping the running trial; the same command goes on from here")
 
-        job = engine.with_own_checkpoints(self.changed(changes), "tune")
-        run = to_its_end(plan(job, on=self.on), say=say, interrupted=interrupted, started=started, until=until)
+        job = with_own_checkpoints(self.changed(changes), "tune")
+        planned = check(plan(job, on=self.on))  # what that says was said of all trials at once
+        run = to_its_end(planned, say=say, interrupted=interrupted, started=started, until=until)
         run.wait(progress=False)  # on SageMaker a stopped job still uploads its output
         return run
 
@@ -216,10 +223,17 @@ class CommandSubject(Subject):
         return {
             "code": code_checksum(self._code()),
             "settings": json.dumps(
-                {"command": redact_command(self.command), "folder": str(Path.cwd()), SETTINGS: self.outside}
+                {"command": self._without_secrets, "folder": str(Path.cwd()), SETTINGS: self.outside},
             ),
             "machine": f"{self.on}: {hardware()}; {software(self.command[0])}",
         }
+
+    @property
+    def _without_secrets(self) -> list[str]:
+        """The command without its secrets; with a checksum in place of each, since a word that holds one may hold more."""
+        pairs = zip(redact_command(self.command), self.command)
+        checksum = hashlib.sha256(json.dumps([*self.command]).encode()).hexdigest()[:8]
+        return [shown if shown == word else f"{shown} ({checksum})" for shown, word in pairs]
 
     def _code(self) -> list[SourceFile]:
         """The scripts that the command names, and the Python files below their folders, or below this one for `-m`: modules that they may
@@ -249,7 +263,7 @@ class CommandSubject(Subject):
     def run(self, changes: Changes, until: Until, say: Callable[[str], None], started: Callable[[Run], None]) -> Run:
         before = {run.name for run in records.all_runs(self.name)}
         process = subprocess.Popen(
-            [sys.executable, "-c", WATCH, self.name, *self.command],
+            [sys.executable, "-c", WATCH, str(Path(__file__).parents[2]), self.name, *self.command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -260,15 +274,18 @@ class CommandSubject(Subject):
         run: Run | None = None
         why = ""
         try:
-            while process.poll() is None:
-                time.sleep(0.2)
-                if run is None:
-                    run = next((Run(one) for one in records.all_runs(self.name) if one.name not in before), None)
-                    if run is not None:
-                        started(run)
-                if run is not None and (why := until(run)):
-                    run.stop(why)
-                    break
+            with remembered() as came:
+                while not came and process.poll() is None:
+                    time.sleep(0.2)
+                    if run is None:
+                        run = next((Run(one) for one in records.all_runs(self.name) if one.name not in before), None)
+                        if run is not None:
+                            started(run)
+                    if run is not None and (why := until(run)):
+                        run.stop(why)
+                        break
+            if came:
+                raise KeyboardInterrupt
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 say("stopping the running trial; the same command goes on from here")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 from launcher.config.issues import UserError, mistake
 from launcher.record import records
-from launcher.runner.run import Run
+from launcher.runner.run import Run, to_its_end
 from launcher.show.text import counted, dollars
 from launcher.study import engine
 from launcher.study.trial_table import Row, TrialTable
@@ -23,8 +24,8 @@ START = 900.0
 UNSEEN_START = 120.0
 """Seconds from the start of a script to its first step, where its steps are seen only when its output has come."""
 
-TIME_IS_OVER, STEPS_ARE_MADE = "its {:.0f} s as a trial are over", "it made the {} steps of the first trial"
-"""Why a trial was stopped that shows what it was to show."""
+TIME_IS_OVER, STEPS_ARE_MADE = AS_WANTED = "s as a trial are over", "steps of the first trial"
+"""How the reasons end for which a trial is stopped that shows what it was to show."""
 
 KEYS = ("changes", "repeat")
 """Columns of a trial's key: the changes as JSON, and which of the trials with them it is."""
@@ -55,6 +56,7 @@ class Trials:
         each: seconds of training of a trial.
         max_cost: US dollars, of all trials together; None: no limit.
         ceiling: US dollars of a trial at most; None: nothing, or not known.
+        begun: gets the run of each trial, also of those that the table has.
     """
 
     subject: Subject
@@ -65,6 +67,7 @@ class Trials:
     max_cost: float | None
     ceiling: float | None
     say: Callable[[str], None]
+    begun: list[Run] = field(default_factory=list)
     used: list[Row] = field(default_factory=list)
 
     def __call__(self, changes: Changes, label: str, steps: int | None = None) -> Trial:
@@ -79,6 +82,7 @@ class Trials:
             row = self.known.rows[-1]
         else:
             trial = Trial(changes, self._recorded(row["run"]), row["failure"])
+            self.begun.append(trial.run)
         self.used.append(row)
         return trial
 
@@ -104,24 +108,42 @@ class Trials:
             return f"{counted(self.most, 'trial is', 'trials are')} spent (--trials)"
         if seconds and sum(seconds) + (trials - 0.5) * max(seconds) > self.most_seconds:
             return f"{self.most_seconds / 60:g} minutes are spent (--minutes)"
+        if self.max_cost is None or self.ceiling is None:
+            return ""
         paid = sum(map(self._paid, paid_for))
-        if self.max_cost is not None and self.ceiling is not None and paid + trials * self.ceiling > self.max_cost:
+        if paid + trials * self.ceiling > self.max_cost:
             return f"{dollars(paid)} of {dollars(self.max_cost)} are spent, and a trial may cost {dollars(self.ceiling)} (--max-cost)"
         return ""
 
     def _paid(self, row: Row) -> float:
-        """US dollars for a trial and for its earlier attempts; of one that was interrupted what it may have cost."""
-        own = 0.0
+        """US dollars for a trial and for its earlier attempts, with its warm pool; of what is not known what it may be."""
+        paid = float(row["cost_usd"] or 0.0)
+        if self.ceiling is None:
+            return paid
         if row["state"] == records.IN_PROGRESS:
-            own = self._recorded(row["run"]).outcome().get("cost_usd", self.ceiling) or 0.0
-        return float(row["cost_usd"] or 0.0) + own
+            outcome = self._recorded(row["run"]).outcome()
+            if not outcome:
+                return paid + self.ceiling  # with its warm pool
+            paid += self._cost(self._recorded(row["run"])) or 0.0
+        with contextlib.suppress(UserError):  # a run that was removed is paid for
+            run = self._recorded(row["run"])
+            run.settle()
+            paid += run.usd_after_the_end
+        return paid
+
+    def _cost(self, run: Run) -> float | None:
+        """US dollars of a trial that is over, or what it may be; a job that never had hosts has none, and cost nothing."""
+        unknown = self.ceiling if self.ceiling is None or _had_hosts(run) else 0.0
+        cost: float | None = run.outcome().get("cost_usd", unknown)
+        return cost
 
     def _recorded(self, name: str) -> Run:
         try:
             return Run(records.find(name))
         except UserError:
-            fix = f"name another file with --table, or remove this one: rm {self.known.file}"
-            raise mistake("--table", f"{self.known.file} names the run {name}, which was removed", fix) from None
+            found = f"{self.known.file} names the run {name}, which is not in {records.store()}"
+            fix = f"LAUNCHER_RUNS=… where it is in another store; or another --table; or rm {self.known.file}"
+            raise mistake("--table", found, fix) from None
 
     def _run(self, key: dict[str, Any], changes: Changes, label: str, steps: int | None, left: Run | None) -> Trial:
         """Run a trial, or take one that was `left`, and write it down."""
@@ -133,17 +155,26 @@ class Trials:
             paid = self._paid(before)
 
         def started(run: Run) -> None:
-            if self.ceiling is not None:  # it counts after an interrupt or a kill
+            self.begun.append(run)
+            if (
+                self.ceiling is not None or not run.on_this_machine
+            ):  # after an interrupt or a kill it counts, and may go on
                 values = {"label": label, "state": records.IN_PROGRESS, "allowed_seconds": self.each, "cost_usd": paid}
                 self.known.add(key, values, run)
 
         run = left or self.subject.run(changes, self._until(steps), self.say, started)
+        if before is not None and left is None:
+            paid = self._paid(before)  # this run may have ended the warm pool of the one before
         trial = Trial(changes, run, began=_began(run))
-        cost = run.outcome().get("cost_usd", self.ceiling)
+        cost = self._cost(run)
         values: dict[str, Any] = {"label": label, "state": run.state, "allowed_seconds": allowed}
         values["cost_usd"] = cost if cost is None else paid + cost
+        outcome = run.outcome()
+        reason = outcome.get("stop_reason", "")
         if run.state == records.FAILED:
-            trial.failed = " ".join(run.outcome().get("failure", run.state).split())[: engine.LONGEST_REASON]
+            trial.failed = " ".join(outcome.get("failure", run.state).split())[: engine.LONGEST_REASON]
+        elif run.state == records.STOPPED and not reason.endswith(AS_WANTED) and not run.metrics():
+            trial.failed = f"stopped: {reason}"[: engine.LONGEST_REASON]
         else:
             try:
                 values |= _figures(trial)
@@ -157,23 +188,23 @@ class Trials:
         return trial
 
     def _left(self, row: Row) -> Run | None:
-        """The run of a trial that an interrupt left to itself, where it shows what it was to show. Any other that goes on is stopped."""
+        """The run of a trial that an interrupt left to itself, where it shows what it was to show. One that goes on is stopped first."""
         if row["state"] != records.IN_PROGRESS:
             return None
         run = self._recorded(row["run"])
-        if run.wait(0, progress=False) not in records.OVER:
+        self.begun.append(run)
+        if run.state == records.IN_PROGRESS:
             self.say(f"stopping {run.name}, which was left running")
             run.stop("its tuning was interrupted")
-            run.wait(150, progress=False)
-            return None
-        reason = run.outcome().get("stop_reason", "")
-        ends = (TIME_IS_OVER.partition("}")[2], STEPS_ARE_MADE.partition("}")[2])
-        return run if run.state == records.COMPLETED or reason.endswith(ends) else None
+        run = to_its_end(run, say=self.say, interrupted=lambda: None)
+        state, reason = run.state, run.outcome().get("stop_reason", "")
+        return run if state == records.COMPLETED or reason.endswith(AS_WANTED) else None
 
     def _until(self, steps: int | None) -> Until:
         """Why to stop a trial; "" while it is to go on. Its time counts from its first steps on; of a script whose steps are not seen while
         it runs from its start on."""
         began = first = script = 0.0
+        time_is_over = f"its {self.each:.0f} {TIME_IS_OVER}"
 
         def until(run: Run) -> str:
             nonlocal began, first, script
@@ -182,11 +213,11 @@ class Trials:
             if lines:
                 first = first or now
                 if steps is not None and _last_step(lines) >= steps:
-                    return STEPS_ARE_MADE.format(steps)
-                return TIME_IS_OVER.format(self.each) if now - first > self.each else ""
+                    return f"it made the {steps} {STEPS_ARE_MADE}"
+                return time_is_over if now - first > self.each else ""
             if not self.subject.shows_steps and _began(run):
                 script = script or now
-                return TIME_IS_OVER.format(self.each) if now - script > UNSEEN_START + self.each else ""
+                return time_is_over if now - script > UNSEEN_START + self.each else ""
             return f"no step within {START:.0f} s" if now - began > START else ""
 
         return until
@@ -200,6 +231,12 @@ def _began(run: Run) -> bool:
         return True
     stages = remote.get("SecondaryStatusTransitions", [])
     return any(stage["Status"] == "Training" for stage in stages)
+
+
+def _had_hosts(run: Run) -> bool:
+    """Whether a run's hosts came: from then on SageMaker bills them."""
+    remote = run.folder.read(run.folder.remote)
+    return not remote or "TrainingStartTime" in remote or _began(run)
 
 
 def _last_step(metrics: Sequence[Mapping[str, Any]]) -> int:

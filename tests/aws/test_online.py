@@ -9,7 +9,7 @@ import boto3
 import pytest
 
 import launcher
-from launcher.aws import security_groups, session
+from launcher.aws import disks, security_groups, session
 from launcher.aws.online import OnlineChecks
 from launcher.config import placeholders
 from launcher.emulator import Emulator, account
@@ -87,10 +87,13 @@ def test_the_ceiling_comes_from_the_price_list_and_is_kept_with_its_date(emulato
     ("config", "overrides", "level", "expected"),
     [
         ("kt_food_tag", [f"inputs.train.s3={FOOD}/trian/"], "error", ["inputs.train: no objects under s3://amzn-s3-demo-bucket/kt/food/trian/", "did you mean kt/food/train?"]),
-        ("kt_food_tag", [f"inputs.train.s3={FOOD}/train"], "warning", ["also matches 1 objects outside the folder, such as kt/food/train-old/1.jpg", f"write {FOOD}/train/"]),
+        ("kt_food_tag", [f"inputs.train.s3={FOOD}/train"], "error", ["also matches 1 objects outside the folder, such as kt/food/train-old/1.jpg, and FastFile takes whole folders", f"write {FOOD}/train/"]),
+        ("kt_food_tag", [f"inputs.train.s3={FOOD}/train", "inputs.train.mode=File"], "warning", ["also matches 1 objects outside the folder", f"write {FOOD}/train/"]),
+        ("kt_food_tag", [f"inputs.train.s3={FOOD}/train/", "inputs.train.mode=File", "inputs.train.data_type=ManifestFile"], "not checked", ["inputs.train: whether what", "fits the disk"]),
+        ("kt_food_tag", ["profiling={output: s3://no-such-bucket-here/profiles}"], "error", ["profiling.output: "]),
         ("kt_food_tag", ["inputs.train.s3=s3://amzn-s3-demo-bucket-elsewhere/x/"], "error", ["the bucket amzn-s3-demo-bucket-elsewhere is in eu-west-1, the job in us-west-2"]),
         ("kt_food_tag", ["output=s3://amzn-s3-demo-bucket-of-nobody/x"], "error", ["output: amzn-s3-demo-bucket-of-nobody: no such bucket", "aws s3 mb"]),
-        ("kt_food_tag", ["checkpoints=s3://amzn-s3-demo-bucket/kt/teacher"], "warning", ["holds objects already, and the job resumes from them"]),
+        ("kt_food_tag", ["checkpoints=s3://amzn-s3-demo-bucket/kt/teacher", "inputs.teacher={s3: s3://amzn-s3-demo-bucket/kt/food/}"], "warning", ["holds objects already, and the job resumes from them"]),
         ("kt_food_tag", ["role=arn:aws:iam::123456789012:role/Nobody"], "error", ["role/Nobody: no such role"]),
         ("kt_food_tag", ["role=arn:aws:iam::210987654321:role/Other"], "warning", ["is not in the account of your credentials"]),
         ("kt_food_tag", ["compute.instance_count=8"], "error", ["8 hosts; this account's quota is 4", "Service Quotas"]),
@@ -108,6 +111,22 @@ def test_what_is_not_as_the_job_says_is_reported_with_its_fix(config, overrides,
     text = "\n".join(found(looked(config, *overrides), level))
     for piece in expected:
         assert piece in text
+
+
+def test_sagemaker_takes_no_role_of_another_account_which_an_emulator_does_not_mind(monkeypatch):
+    role = "role=arn:aws:iam::210987654321:role/Other"
+    monkeypatch.setattr(session, "emulator", lambda: "")
+    [text] = found(looked("kt_food_tag", role), "error")
+    assert "role/Other is not in the account of your credentials (123456789012)" in text
+
+
+def test_outside_of_awss_own_partition_no_price_is_asked_for(aws_calls):
+    """Whose credentials the price list would call wrong."""
+    chinese = ["region=cn-north-1", "compute.instance_type=ml.p3.2xlarge"]
+    job = launcher.load(ROOT / "configs/kt_food_tag.yaml", chinese)
+    [told] = OnlineChecks(launcher.plan(job, on="aws")).price()
+    assert told.level == "not checked" and "takes no credentials of cn-north-1" in told.found
+    assert "GetProducts" not in {operation for _, operation in aws_calls.made}
 
 
 def the_group(emulator, name: str, *, inbound=(), outbound=()) -> str:
@@ -253,7 +272,46 @@ def test_data_to_upload_counts_for_the_disk_where_every_host_copies_it(tmp_path)
     inputs |= {"b": {"folder": same}, "shard": {"folder": str(tmp_path / "validation"), "sharded": True}}
     job = launcher.load(ROOT / "configs/hyundai_segmentation.yaml", [f"inputs={json.dumps(inputs)}"])
     checks = OnlineChecks(launcher.plan(job, on="aws"))
-    assert checks.sizes == {"a": 1000, "b": 1000, "shard": 250}
+    assert checks.sizes == {"streamed": 1000, "a": 1000, "b": 1000, "shard": 1000}
+    each = {name: disks.copied(job, name, size, "") for name, size in checks.sizes.items()}
+    assert each == {"streamed": 0, "a": 1000, "b": 1000, "shard": 250}
+
+
+GROUPS = [
+    {"name": "gpus", "instance_type": "ml.g5.xlarge", "instance_count": 1},
+    {"name": "cpus", "instance_type": "ml.c5.xlarge", "instance_count": 4},
+]
+
+
+@pytest.mark.parametrize(
+    ("train", "sizes", "volume_gb", "expected"),
+    [
+        ({}, {"train": 240e9}, 300, []),  # 250 GB of ml.g5.xlarge's own
+        ({}, {"train": 260e9}, 300, ["compute.instance_groups.0.instance_type"]),
+        ({}, {"train": 240e9}, 200, ["compute.volume_gb"]),
+        ({}, {"train": 260e9}, 200, ["compute.instance_groups.0.instance_type", "compute.volume_gb"]),
+        ({"instance_groups": ["gpus"]}, {"train": 240e9}, 200, []),
+        ({"instance_groups": ["cpus"]}, {"train": 260e9}, 300, []),
+        ({"instance_groups": ["cpus"], "sharded": True}, {"train": 960e9}, 300, []),
+        ({"instance_groups": ["cpus"], "sharded": True}, {"train": 1300e9}, 300, ["compute.volume_gb"]),
+        ({"sharded": True}, {"train": 1300e9}, 300, ["compute.instance_groups.0.instance_type"]),
+        ({"sharded": True}, {"train": 1200e9}, 300, []),
+    ],
+)
+def test_each_groups_own_disk_has_to_hold_what_its_hosts_copy(train, sizes, volume_gb, expected):
+    compute = {"instance_groups": GROUPS, "training_groups": ["gpus"], "volume_gb": volume_gb}
+    job = launcher.load(
+        ROOT / "configs/dali_imagenette.yaml",
+        [
+            f"compute={json.dumps(compute)}",
+            f"inputs={json.dumps({'train': {'s3': FOOD, **train}})}",
+            "distribution=none",
+        ],
+    )
+    issues = list(disks.check(job, {name: int(size) for name, size in sizes.items()}))
+    assert [issue.key for issue in issues] == expected
+    groups = ["gpus" if "groups" in issue.key else "cpus" for issue in issues]
+    assert [issue.found.rpartition(" ")[2] for issue in issues] == groups
 
 
 def test_without_credentials_nothing_is_called_ok(monkeypatch):

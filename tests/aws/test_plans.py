@@ -148,6 +148,15 @@ def test_a_folder_that_holds_the_home_is_not_uploaded(good, home, monkeypatch, f
     assert issue.key == "inputs.train" and "holds your home folder" in issue.found, issue
 
 
+def test_a_folder_without_a_file_is_not_called_uploaded(good, tmp_path):
+    """SageMaker would find no objects, once the hosts have come."""
+    (tmp_path / "data/class/below").mkdir(parents=True)
+    (tmp_path / "data/class/link").symlink_to(tmp_path / "gone")
+    job = launcher.from_values(changed(good, {"inputs": {"train": {"folder": str(tmp_path / "data")}}}))
+    [issue] = launcher.plan(job, on="aws").errors
+    assert issue.key == "inputs.train" and issue.found.startswith(f"no file in {tmp_path}/data")
+
+
 def test_a_folder_with_too_many_files_or_one_that_cannot_be_read_is_refused_under_its_channel(
     good, tmp_path, monkeypatch
 ):

@@ -95,6 +95,12 @@ def test_spot_has_the_ceiling_of_on_demand_and_says_that_it_costs_less(good):
     assert spot.text.endswith("; spot costs less") and "spot" not in price(good, **plain).text
 
 
+def test_a_training_plan_is_said_to_be_paid_for(good):
+    plan = "arn:aws:sagemaker:us-west-2:123456789012:training-plan/mine"
+    planned = price(good, **{"compute.price_per_hour": 10.0, "compute.training_plan": plan})
+    assert planned.text.endswith("; what compute.training_plan covers was paid for with the plan")
+
+
 def test_waiting_for_spot_costs_nothing(good):
     spot = {"compute.price_per_hour": 10.0, "compute.spot": True, "compute.max_hours": 1.0}
     waits = price(good, **spot, **{"compute.max_wait_hours": 20.0})
@@ -275,13 +281,13 @@ def test_the_bill_says_only_what_is_known(request_, per_hour, described, bill):
 
 
 @pytest.mark.parametrize(
-    ("status", "seconds"), [("Terminated", 5400), ("Reused", 5400), ("Available", 1800), ("InUse", 1800)]
+    ("status", "known"), [("Terminated", True), ("Reused", True), ("Available", False), ("InUse", False)]
 )
-def test_the_bill_holds_a_warm_pool_once_its_hosts_are_gone(status, seconds):
+def test_the_bill_holds_a_warm_pool_once_its_hosts_are_gone(status, known):
     pool = {"Status": status, "ResourceRetainedBillableTimeInSeconds": 3600}
     bill = prices.bill(REQUEST, 36.0, {"BillableTimeInSeconds": 1800, "WarmPoolStatus": pool})
-    assert bill["cost_usd"] == seconds / 100
-    assert bill.get("warm_pool_seconds", 0) == seconds - 1800
+    apart = {"warm_pool_seconds": 3600, "warm_pool_usd": 36.0} if known else {}
+    assert bill == {"billable_seconds": 1800, "cost_usd": 18.0, **apart}
 
 
 def test_the_spend_grows_from_the_start_of_training():

@@ -104,6 +104,20 @@ def test_a_script_that_needs_nothing_beyond_the_image_brings_nothing(write):
     assert required(write({"train.py": "import torch, numpy as np\nfrom PIL import Image"})) == {}
 
 
+@pytest.mark.parametrize(("own", "lacks"), [("opencv-python==4.12", []), ("opencv-contrib-python-headless", []), ("timm", ["opencv-python-headless"])])  # fmt: skip
+def test_of_packages_with_the_same_module_one_is_enough(write, own, lacks):
+    """Two would overwrite each other's cv2."""
+    source = write({"train.py": "import cv2", "requirements.txt": f"{own}\n"})
+    values = {
+        "name": "x",
+        "script": "train.py",
+        "source": str(source),
+        "image": {"framework_version": "2.14.0", "python": "py312"},
+    }
+    job = launcher.from_values(values)
+    assert [line.partition("==")[0] for line in requirements.lacking(job, source_files(source)[0])] == lacks
+
+
 def test_the_users_own_requirements_are_not_touched(write, tmp_path):
     source = write({"train.py": "import timm", "requirements.txt": "timm==0.9.2\n"})
     assert required(source) == {"timm": "0.9.2"}

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
+import signal
 
 import boto3
 import pytest
 
 import launcher
-from launcher.aws import follow, session, submit
+from launcher.aws import follow, session, submit, upload
+from launcher.backends.interrupts import deferred, interruptible
 from launcher.record import disk, records
+from launcher.runner.run import to_its_end
 from tests.aws.conftest import REGION, SLEEPS, lost, not_found, replacing, started
 from tests.conftest import wait_until
 
@@ -197,3 +202,39 @@ def test_ctrl_c_while_the_job_is_created_says_that_it_goes_on(plan, monkeypatch,
         launcher.run(plan)
     assert f"launcher stop {plan.name} stops it" in capsys.readouterr().err
     stop(launcher.attach(plan.name))
+
+
+def test_ctrl_c_in_a_study_ends_an_upload_before_there_is_a_job(plan, monkeypatch):
+    """An upload may take hours, and nothing runs yet."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        monkeypatch.setattr(upload, "upload", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        monkeypatch.setattr(submit, "create", lambda plan: pytest.fail("the job was created"))
+        with pytest.raises(KeyboardInterrupt):
+            to_its_end(plan, say=print, interrupted=lambda: pytest.fail("no run is there to stop"))
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    [run] = launcher.runs()
+    assert run.state == "Failed" and "not started: KeyboardInterrupt" in run.outcome()["failure"]
+
+
+@pytest.mark.parametrize("within", [True, False], ids=["as it is uploaded", "as it is created"])
+def test_signals_wait_for_what_may_not_be_cut_and_for_nothing_else(within):
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    reached = []
+    try:
+        with contextlib.suppress(KeyboardInterrupt), deferred() as came:
+            with interruptible():
+                if within:
+                    os.kill(os.getpid(), signal.SIGINT)
+                    reached.append("after it came")
+            os.kill(os.getpid(), signal.SIGINT)
+            reached.append(len(came))
+            with interruptible():
+                reached.append("again")
+        assert reached == ([] if within else [1])
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        with interruptible():
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, handler)

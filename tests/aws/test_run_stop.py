@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from types import SimpleNamespace
 
@@ -93,14 +92,6 @@ def test_a_signal_that_cannot_stop_the_job_says_so_and_ends_the_launcher(run, mo
 
 
 @pytest.fixture
-def interrupt():
-    """What Ctrl-C does in a terminal: `nohup` and a shell's `&` make this process ignore it, and its waits would go on."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield lambda *_: os.kill(os.getpid(), signal.SIGINT)
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.fixture
 def studied(run, monkeypatch):
     """Follows the run as a study does, and returns what it said."""
 
@@ -121,6 +112,13 @@ def test_ctrl_c_in_a_study_names_the_job_that_it_cannot_stop(run, studied, inter
     assert run.state == "InProgress"
 
 
+def test_ctrl_c_in_a_study_counts_where_python_drops_its_exception(run, studied, dropped_interrupt, monkeypatch):
+    asked: list[str] = []
+    monkeypatch.setattr("launcher.runner.run.Run.wait", lambda run, *_, **__: "InProgress")
+    monkeypatch.setattr("launcher.runner.run.Run.stop", lambda run, reason: asked.append(reason))
+    assert studied(until=dropped_interrupt) == ["stopping"] and asked == ["Ctrl-C"]
+
+
 def test_a_limit_that_cannot_stop_the_job_at_first_stops_it_later_and_that_is_said_once(run, monkeypatch):
     asked: list[str] = []
     monkeypatch.setattr("launcher.runner.run.start", lambda planned, **_: run)
@@ -137,6 +135,24 @@ def test_a_limit_that_cannot_stop_the_job_at_first_stops_it_later_and_that_is_sa
     said: list[str] = []
     ended = to_its_end(None, say=said.append, interrupted=lambda: None, until=lambda _: "long enough")
     assert ended is run and asked == 3 * ["long enough"] and len(said) == 1
+
+
+def test_ctrl_c_while_a_limit_cannot_stop_the_job_tries_once_more(run, monkeypatch):
+    asked: list[str] = []
+    monkeypatch.setattr("launcher.runner.run.start", lambda planned, **_: run)
+    monkeypatch.setattr("launcher.runner.run.Run.wait", lambda run, *_, **__: "InProgress")
+
+    def stop(run, reason: str) -> None:
+        asked.append(reason)
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        raise mistake("stop", f"{NAME} was NOT stopped", "again")
+
+    monkeypatch.setattr("launcher.runner.run.Run.stop", stop)
+    said: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        to_its_end(None, say=said.append, interrupted=lambda: said.append("stopping"), until=lambda _: "long enough")
+    assert asked == ["long enough", "long enough", "Ctrl-C"] and "stopping" in said
 
 
 def test_a_limit_that_cannot_stop_the_job_is_reported_once(run, monkeypatch):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
+import shlex
 import subprocess
 import tarfile
 from pathlib import Path
@@ -13,9 +15,11 @@ import boto3
 import pytest
 
 import launcher
-from launcher.aws import follow
+from launcher.aws import checkpoint_prefix, follow
 from launcher.commands import main
 from launcher.record.metric_lines import parse_line
+from launcher.record.records import write_json
+from launcher.study.engine import tell_the_price
 from tests.aws.conftest import BUCKET, REGION, SLEEPS, TRAINS, described, is_ready, started
 from tests.conftest import wait_until
 from tests.launcher.test_replay import COUNTS
@@ -111,6 +115,33 @@ def test_an_earlier_runs_model_is_an_input_without_a_second_upload(sagemaker_job
     second = launcher.run(plan)
     assert second.wait(120) == "Completed"
     assert "read ['model.tar.gz']" in [line for _, line in second.logs()]
+    boto3.client("s3", region_name=REGION).delete_object(Bucket=BUCKET, Key=f"runs/{first.name}/output/model.tar.gz")
+    [missing] = launcher.check(plan).errors
+    assert missing.key == "inputs.train" and f"no objects under {plan.channels['train']}" in missing.found
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"TrainingJobArn": f"arn:aws:sagemaker:{REGION}:210987654321:training-job/first"},
+        {"emulator": "http://127.0.0.1:1"},
+        {"region": "eu-west-1"},
+    ],
+    ids=["another account", "another emulator", "another region"],
+)
+def test_an_earlier_runs_model_that_the_job_cannot_read_in_s3_is_uploaded_from_here(sagemaker_job, where, data):
+    first = started(sagemaker_job(TRAINS, inputs={"train": {"folder": str(data)}}, name="first"))
+    assert first.wait(120) == "Completed"
+    later = sagemaker_job(TRAINS, inputs={"train": {"run": "first"}})
+    if "region" in where:
+        later = later.model_copy(update=where)
+    else:
+        write_json(first.folder.remote, {**first.folder.read(first.folder.remote), **where})
+    [upload] = launcher.plan(later, on="aws").uploads
+    assert upload.source == first.folder.model
+    first.folder.model.unlink()
+    [missing] = launcher.plan(later, on="aws").errors
+    assert missing.key == "inputs.train" and f"the model of {first.name} is in S3 only" in missing.found
 
 
 def test_a_run_is_found_again_from_another_machine(sagemaker_job, data, monkeypatch, tmp_path):
@@ -209,6 +240,62 @@ def test_the_same_command_again_resumes_a_job_from_the_checkpoints_that_it_left_
     assert "begins at 1" in [line for _, line in second.logs()]
     with pytest.raises(launcher.UserError, match="wrote no checkpoints to S3\n.*checkpoints: s3://"):
         launcher.resume(first.name, ["checkpoints=null"])
+    with pytest.raises(
+        launcher.UserError, match=f"{first.name} kept its checkpoints under s3://.*/counts\n"
+    ) as refused:
+        launcher.resume(first.name, [f"checkpoints=s3://{BUCKET}/checkpoints/elsewhere"])
+    again = f"launcher replay {first.name} checkpoints=s3://{BUCKET}/checkpoints/elsewhere"
+    assert again in refused.value.issues[0].fix
+    assert launcher.replay(*shlex.split(again)[2:3], shlex.split(again)[3:]).job.checkpoints.s3.endswith("/elsewhere")
+    assert launcher.resume(first.name, [f"checkpoints=s3://{BUCKET}/checkpoints/counts/"]).resumes == first.name
+    again = launcher.check(launcher.replay(first.name))
+    assert again.errors == () and re.fullmatch(
+        r"s3://[^/]*/checkpoints/replay-[0-9a-f]{8}/counts", again.job.checkpoints.s3
+    )
+    assert not [issue for issue in again.issues if issue.key == "checkpoints"], "it starts from the beginning"
+    assert launcher.replay(first.name, on="process").job.checkpoints == job.checkpoints
+    first.folder.job.write_text("- no\n- mapping\n")
+    assert main.main(["show", first.name]) == 0, "a damaged job is a matter of what reads it"
+
+
+def test_a_run_that_left_no_checkpoint_is_not_resumed(sagemaker_job, tmp_path, capfd):
+    job = sagemaker_job("raise SystemExit('at once')", checkpoints=f"s3://{BUCKET}/checkpoints/none")
+    first = started(job)
+    assert first.wait(120) == "Failed"
+    with pytest.raises(launcher.UserError, match=rf"{first.name} left no checkpoint under s3://.*\n.*launcher replay"):
+        launcher.run(launcher.resume(first.name))
+    assert [run.name for run in launcher.runs()] == [first.name]
+    s3 = boto3.client("s3", region_name=REGION)
+    for key in ("none/", "none/.writing/part", "tune-0a1b2c3d/none/step-1", "none-of-these/step-1"):
+        s3.put_object(Bucket=BUCKET, Key=f"checkpoints/{key}", Body=b"1")  # none of them is its checkpoint
+    config = tmp_path / "config.yaml"
+    config.write_text(json.dumps(job.model_dump(exclude_none=True)))
+    assert main.main(["run", str(config), "--on", "aws", "--resume", "auto"]) == 1
+    out, err = capfd.readouterr()
+    assert f"{first.name} left no checkpoint under {job.checkpoints.s3}, so the job starts from the beginning" in err
+    assert "resumes" not in out and "resumes" not in launcher.attach("test").folder.plan.read_text().replace(
+        '"resumes": null', ""
+    )
+
+
+def test_two_jobs_under_way_do_not_share_a_prefix_for_their_checkpoints(sagemaker_job, monkeypatch):
+    prefix = f"s3://{BUCKET}/checkpoints/shared"
+    first = started(sagemaker_job(SLEEPS, checkpoints=prefix))
+    for given, refused in ((f"{prefix}/", True), (f"{prefix}/of-another", False)):
+        plan = launcher.check(launcher.plan(sagemaker_job(SLEEPS, checkpoints=given, name="other"), on="aws"))
+        found = [str(issue) for issue in plan.errors]
+        assert len(found) == refused
+        assert not refused or f"{first.name} is under way and keeps its checkpoints under {given}" in found[0]
+    small = sagemaker_job(SLEEPS, checkpoints=prefix)
+    tell_the_price([small], "aws", None, lambda line: None)  # of a study, whose trials have prefixes of their own
+    with monkeypatch.context() as fewer:
+        fewer.setattr(checkpoint_prefix, "MAX_JOBS", 0)
+        plan = launcher.check(launcher.plan(small, on="aws"))
+    [unseen] = [issue for issue in plan.issues if issue.level == "not checked" and issue.key == "checkpoints"]
+    assert "more than 0 are" in unseen.found
+    first.stop()
+    assert first.wait(60) == "Stopped"
+    assert launcher.check(launcher.plan(small, on="aws")).errors == ()
 
 
 LINKS = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -55,19 +56,46 @@ def test_the_price_of_trials_on_unlike_hosts_is_told_and_refused_before_the_firs
     assert "at most $5.30 in all" in told.err and launcher.runs() == []
 
 
-@pytest.fixture
-def no_cpu_hosts(emulator):
-    """The account may have none."""
-    emulator.set_quota("ml.c6i.4xlarge for training job usage", 0, REGION)
+@contextlib.contextmanager
+def at_most(emulator, hosts: int, instance_type: str):
+    """So many hosts of a type are what the account may have."""
+    emulator.set_quota(f"{instance_type} for training job usage", hosts, REGION)
     yield
-    emulator.set_quota("ml.c6i.4xlarge for training job usage", 20, REGION)
+    emulator.set_quota(f"{instance_type} for training job usage", 20, REGION)
 
 
-def test_hosts_that_the_account_may_not_have_are_found_before_the_first_trial(config, no_cpu_hosts, capsys):
+def test_hosts_that_the_account_may_not_have_are_found_before_the_first_trial(config, emulator, capsys):
     words = ["study", "preprocessing", str(config), "--pipelines", "cpu,remote", "--on", "aws", "--max-cost", "50"]
-    assert main.main(words) == 2
+    with at_most(emulator, 0, "ml.c6i.4xlarge"):
+        assert main.main(words) == 2
     told = capsys.readouterr()
     assert "quota" in told.err and "ml.c6i.4xlarge" in told.err and launcher.runs() == []
+
+
+def test_the_largest_size_of_a_scaling_study_is_checked_before_the_smallest_is_paid_for(config, emulator, capsys):
+    words = [
+        "study",
+        "scaling",
+        str(config),
+        "distribution=torchrun",
+        "--hosts",
+        "1,2",
+        "--on",
+        "aws",
+        "--max-cost",
+        "50",
+    ]
+    with at_most(emulator, 1, "ml.g5.xlarge"):
+        assert main.main(words) == 2
+    told = capsys.readouterr()
+    assert "quota" in told.err and "ml.g5.xlarge" in told.err and launcher.runs() == []
+
+
+def test_what_is_doubtful_of_its_plans_is_said_once_before_the_first_trial(config, capsys):
+    words = ["study", "preprocessing", str(config), "--pipelines", "cpu,remote", "--on", "aws", "--max-cost", "5"]
+    assert main.main([*words, "compute.instance_type=ml.g5.12xlarge"]) == 2
+    told = capsys.readouterr()
+    assert told.out.count("one process uses one of its 4 GPUs") == 1 and launcher.runs() == []
 
 
 def test_a_price_that_the_list_lacks_is_named(config, capsys):

@@ -40,10 +40,10 @@ def test_spot_is_refused_until_there_are_checkpoints_and_is_then_asked_for_with_
     """https://github.com/aws/sagemaker-python-sdk/issues/1040"""
     refused = launcher.plan(launcher.load(KT, ["compute.spot=true"]), on="aws")
     assert [issue.key for issue in refused.errors] == ["compute.spot"] and refused.request is None
-    taken = launcher.plan(launcher.load(KT, ["compute.spot=true", f"checkpoints={S3}kt"]), on="aws")
+    taken = launcher.plan(launcher.load(KT, ["compute.spot=true", f"checkpoints={S3}kt/checkpoints"]), on="aws")
     assert taken.errors == ()
     assert taken.request["EnableManagedSpotTraining"] is True
-    assert taken.request["CheckpointConfig"] == {"S3Uri": f"{S3}kt"}
+    assert taken.request["CheckpointConfig"] == {"S3Uri": f"{S3}kt/checkpoints"}
     assert taken.request["StoppingCondition"] == {"MaxRuntimeInSeconds": 108000, "MaxWaitTimeInSeconds": 216000}
 
 
@@ -73,7 +73,7 @@ def test_sagemakers_limits_are_counted_to_the_last_character(good, most, one_mor
 def test_nobody_hooks_into_a_frozen_teacher_unasked_and_asking_for_it_is_refused():
     """https://github.com/awslabs/sagemaker-debugger/issues/401, also /184 and sagemaker-python-sdk/issues/1401"""
     assert "DebugHookConfig" not in launcher.plan(launcher.load(KT), on="aws").request
-    asked = launcher.plan(launcher.load(KT, ["debugger={}", f"checkpoints={S3}kt"]), on="aws")
+    asked = launcher.plan(launcher.load(KT, ["debugger={}", f"checkpoints={S3}kt/checkpoints"]), on="aws")
     assert ["frozen teacher" in issue.found for issue in asked.errors] == [False, True]
     assert "not available in distributed training" in asked.errors[0].found
 

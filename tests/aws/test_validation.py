@@ -24,6 +24,8 @@ US_WEST_2 = "763104351884.dkr.ecr.us-west-2.amazonaws.com"
 
 DALI = {"model": "resnet18", "preprocessing": "dali"}
 
+KEPT = f"{S3}checkpoints"
+
 
 # What is changed in GOOD; then the key, a piece of `found` and a piece of `fix`.
 ERRORS = [
@@ -80,11 +82,14 @@ ERRORS = [
     ({"compute": GROUPED, "inputs.train.instance_groups": ["gpus"]}, "inputs.validation", "on every channel or on none", "add instance_groups: [gpus, cpus]"),
     ({"compute": GROUPED, "inputs.validation.instance_groups": ["gpus"], "inputs.train": FSX, "network": VPC}, "inputs.train", "a file system goes to all groups", "remove instance_groups"),
     # -- time, spot, warm pools, checkpoints
-    ({"compute.spot": True, "checkpoints": S3, "compute.max_hours": 6.0, "compute.max_wait_hours": 5.0}, "compute.max_wait_hours", "5 h, less than max_hours (6 h)", "max_wait_hours: 12"),
+    ({"compute.spot": True, "checkpoints": KEPT, "compute.max_hours": 6.0, "compute.max_wait_hours": 5.0}, "compute.max_wait_hours", "5 h, less than max_hours (6 h)", "max_wait_hours: 12"),
     ({"compute.max_wait_hours": 5.0}, "compute.max_wait_hours", "without spot", "spot: true"),
-    ({"compute.keep_alive_minutes": 5, "compute.spot": True, "checkpoints": S3}, "compute.keep_alive_minutes", "a warm pool with spot", "remove keep_alive_minutes or spot"),
-    ({"checkpoints": {"s3": S3, "path": "/opt/ml/model/state"}}, "checkpoints.path", "another use in the container", "remove path; the default is /opt/ml/checkpoints"),
-    ({**KIT, "checkpoints": {"s3": S3, "path": "/opt/ml/saved"}}, "checkpoints.path", "/opt/ml/saved would hold no checkpoint", "remove path; the default is /opt/ml/checkpoints"),
+    ({"compute.keep_alive_minutes": 5, "compute.spot": True, "checkpoints": KEPT}, "compute.keep_alive_minutes", "a warm pool with spot", "remove keep_alive_minutes or spot"),
+    ({"checkpoints": {"s3": KEPT, "path": "/opt/ml/model/state"}}, "checkpoints.path", "another use in the container", "remove path; the default is /opt/ml/checkpoints"),
+    ({**KIT, "checkpoints": S3}, "checkpoints", "holds output, inputs.train, inputs.validation too, which SageMaker would copy to every host", f"write checkpoints: {S3}checkpoints"),
+    ({**KIT, "checkpoints": f"{S3}runs"}, "checkpoints", "holds output too", f"write checkpoints: {S3}runs/checkpoints"),
+    ({**KIT, "output": f"{S3}kt/checkpoints", "checkpoints": f"{S3}kt"}, "checkpoints", "holds output too", f"write checkpoints: {S3}checkpoints-of-test"),
+    ({**KIT, "checkpoints": {"s3": KEPT, "path": "/opt/ml/saved"}}, "checkpoints.path", "/opt/ml/saved would hold no checkpoint", "remove path; the default is /opt/ml/checkpoints"),
     ({"compute.max_hours": 700.0}, "compute.max_hours", "700", "max_hours: 672"),
     # -- how training is spread
     ({"compute.instance_type": G5}, "distribution", f"smddp on {G5}", "write distribution: torchrun (nccl uses EFA there)"),
@@ -128,6 +133,7 @@ ERRORS = [
     ({"network": {**VPC, "subnets": ["vpc-0a1b2c3d"]}}, "network.subnets", "vpc-0a1b2c3d", "correct the id"),
     ({"network": {**VPC, "security_groups": ["default"]}}, "network.security_groups", "default", "correct the id"),
     ({**KIT, "distribution": "torchrun", "network": {"isolation": True}}, "network.isolation", "holds requirements.txt", "image"),
+    ({"compute": GROUPED, "distribution": "torchrun", "network": {"isolation": True}, "inputs": {"train": {"s3": f"{S3}train/", "instance_groups": ["gpus"]}}}, "network.isolation", "the code comes as a channel for all groups", "remove instance_groups from the channels"),
     ({"network": {"isolation": True}, "inputs.code": {"s3": S3}}, "inputs.code", "the code uses a channel of this name", "rename yours"),
     # -- Debugger and Profiler
     ({"profiling": {"rules": {"ProfilerRaport": {}}}}, "profiling.rules.ProfilerRaport", "no such rule", "did you mean ProfilerReport?"),
@@ -135,7 +141,7 @@ ERRORS = [
     ({"profiling": {"rules": {"ProfilerReport": {"CPUBottleneck_treshold": 1}}}}, "profiling.rules.ProfilerReport.CPUBottleneck_treshold", "no such parameter", "did you mean CPUBottleneck_threshold?"),
     ({"profiling": {"rules": {"ProfilerReport": {}}}, "region": "eu-south-2"}, "profiling.rules", "no image sagemaker-debugger-rules:latest in the region eu-south-2", "do without its rules"),
     ({"profiling": {"profiler": {}}, "region": "sa-east-1"}, "profiling.profiler", "no image detailed-profiler-processing:latest", "choose one of these regions"),
-    ({"debugger": {}, "checkpoints": S3}, "debugger", "not available in distributed training", "remove debugger: or checkpoints:"),
+    ({"debugger": {}, "checkpoints": KEPT}, "debugger", "not available in distributed training", "remove debugger: or checkpoints:"),
     ({"debugger": {}, **KIT, "script": "train_kd.py"}, "debugger", "with a frozen teacher", "remove debugger:"),
     # -- sizes
     ({"hyperparameters": {"text": "x" * 5000}}, "hyperparameters.text", "5002 characters as JSON", "a file in an input channel"),
@@ -162,6 +168,8 @@ ERRORS = [
 WARNINGS = [
     ({**KIT, "hyperparameters": DALI, "distribution": "torchrun", "compute.instance_type": CPU, "image": {"framework_version": "2.8.0", "python": "py312"}}, "hyperparameters.preprocessing", "dali on ml.m5.xlarge, which has no GPU", "preprocessing: cpu"),
     ({"compute.volume_gb": 500}, "compute.volume_gb", "8000 GB of local storage", "remove volume_gb"),
+    ({"checkpoints": f"{S3}runs"}, "checkpoints", "holds output too", f"write checkpoints: {S3}runs/checkpoints"),
+    ({"compute": {**GROUPED, "instance_groups": [GROUPS[0], {**GROUPS[1], "instance_type": G5}], "volume_gb": 500}}, "compute.volume_gb", f"{P4D} has 8000 GB and {G5} has 3800 GB of local storage", "remove volume_gb"),
     ({"compute.max_hours": 121.0}, "compute.max_hours", "the default quota is 120 h a job", "request a higher quota"),
     ({"compute.spot": True, "compute.max_hours": 0.5}, "compute.spot", "spot without checkpoints, for up to 1 h", "add checkpoints:"),
     ({"compute.spot": True}, "compute.spot", "spot without checkpoints, for up to 48 h", "add checkpoints: s3://"),
@@ -199,6 +207,7 @@ FINE = [
     {"distribution": "torchrun", "compute.instance_type": "ml.p5.48xlarge", "image": {"framework_version": "2.8.0", "python": "py312"}},
     {"compute.instance_type": P3, "image": {"framework_version": "2.0.0", "python": "py310"}},
     {"compute": GROUPED},
+    {"compute": {**GROUPED, "volume_gb": 500}},
     {"compute": GROUPED, "distribution": "torchrun"},
     {"compute": {"instance_groups": GROUPS}, "distribution": "none"},
     {"compute": {"instance_groups": GROUPS[:1]}, "distribution": "torchrun"},
@@ -206,10 +215,10 @@ FINE = [
     {**REMOTE, "inputs.train.instance_groups": ["gpus", "cpus"], "inputs.validation.instance_groups": ["gpus"]},
     {**TAUGHT, "compute.instance_groups": [GROUPS[0], {**GROUPS[1], "instance_type": G5}]},
     {"compute": GROUPED, "inputs.train.instance_groups": ["gpus"], "inputs.validation.instance_groups": ["cpus"]},
-    {"compute.spot": True, "checkpoints": S3},
-    {"compute.spot": True, "checkpoints": S3, "compute.max_hours": 6.0, "compute.max_wait_hours": 6.0},
-    {"checkpoints": {"s3": S3, "path": "/opt/ml/saved"}},
-    {**KIT, "checkpoints": {"s3": S3, "path": "/opt/ml/checkpoints/"}},
+    {"compute.spot": True, "checkpoints": KEPT},
+    {"compute.spot": True, "checkpoints": KEPT, "compute.max_hours": 6.0, "compute.max_wait_hours": 6.0},
+    {"checkpoints": {"s3": KEPT, "path": "/opt/ml/saved"}},
+    {**KIT, "checkpoints": {"s3": KEPT, "path": "/opt/ml/checkpoints/"}},
     {"compute.keep_alive_minutes": 60},
     {"inputs.train": FSX, "network": VPC},
     {"network": {"isolation": True}},

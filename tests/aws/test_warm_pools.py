@@ -6,12 +6,15 @@ import json
 import re
 from datetime import datetime, timedelta, timezone
 
+import boto3
 import pytest
 
 import launcher
 from launcher.aws import warm_pool
 from launcher.commands import main
+from launcher.commands.foreground import print_end
 from launcher.record.records import RunFolder
+from launcher.runner.run import Run
 from tests.aws.conftest import REGION, SLEEPS, described, is_ready, started
 from tests.conftest import wait_until
 
@@ -51,6 +54,80 @@ def test_a_stopped_job_says_that_its_hosts_stay_and_a_second_stop_ends_them(sage
     assert run.still_costs == ""
     assert typed(capsys, "stop", run.name) == f"{run.name} is over: Stopped\n"
     assert updates(aws_calls) == 1
+    assert "\n  warm pool   cost $" in typed(capsys, "show", run.name)
+    seconds = described(run.name)["WarmPoolStatus"]["ResourceRetainedBillableTimeInSeconds"]
+    outcome = run.outcome()
+    assert outcome["warm_pool_seconds"] == seconds
+    assert outcome["warm_pool_usd"] == pytest.approx(seconds / 3600 * 2 * 0.23, abs=1e-4)
+    assert run.cost == pytest.approx(outcome["cost_usd"] + outcome["warm_pool_usd"])
+
+
+def test_the_bill_of_a_warm_pool_is_asked_for_until_its_hosts_are_gone(sagemaker_job, aws_calls, capsys):
+    run = started(sagemaker_job("print('done')", compute={"keep_alive_minutes": 60}))
+    assert run.wait(120) == "Completed"
+    assert run.usd_after_the_end == pytest.approx(0.23), "an hour, as long as nobody knows better"
+    assert "warm_pool_usd" not in run.outcome()
+    typed(capsys, "show", run.name)
+    assert "warm_pool_usd" not in run.outcome(), "they are still there"
+    client = boto3.client("sagemaker", region_name=REGION)
+    client.update_training_job(TrainingJobName=run.name, ResourceConfig={"KeepAlivePeriodInSeconds": 0})
+    shown = json.loads(typed(capsys, "show", run.name, "--json"))
+    assert 0 < run.usd_after_the_end == run.outcome()["warm_pool_usd"] < 0.23
+    assert shown["spent_usd"] == run.cost
+    asked = len(aws_calls.made)
+    typed(capsys, "show", run.name)
+    assert len(aws_calls.made) == asked, "it is known"
+
+
+@pytest.mark.parametrize("closed", [True, False], ids=["its emulator was closed", "the job was deleted"])
+def test_a_warm_pool_of_which_nobody_knows_any_more_is_settled(tmp_path, connected, monkeypatch, closed):
+    folder = over(tmp_path, {"Status": "Available"}, price={"usd_per_hour": 130.0}, account="123456789012")
+    folder.outcome.write_text(json.dumps({"state": "Stopped", "cost_usd": 1.0}))
+    assert warm_pool.usd_at_most(folder) == 130.0
+    if closed:
+        monkeypatch.setattr("launcher.aws.accounts.was_emulated", lambda known: True)
+        monkeypatch.setattr(warm_pool.session, "client", None)  # it is not asked
+    warm_pool.settle(folder)
+    assert warm_pool.usd_at_most(folder) == 0 and warm_pool.of(folder) is None
+
+
+def test_a_run_whose_results_are_still_to_be_fetched_gets_no_outcome_from_its_warm_pool(tmp_path, monkeypatch):
+    folder = over(tmp_path, {"Status": "Available"}, price={"usd_per_hour": 130.0})
+
+    class Client:
+        def describe_training_job(self, TrainingJobName):
+            return {"WarmPoolStatus": {"Status": "Available"}}
+
+        def update_training_job(self, **changes):
+            pass
+
+    monkeypatch.setattr(warm_pool.session, "client", lambda service, region: Client())
+    assert "2 hosts stayed for 30 min" in warm_pool.end(folder)
+    assert not folder.outcome.exists(), "nobody would fetch them"
+
+
+def test_another_accounts_warm_pool_stays_unsettled(tmp_path, connected):
+    folder = over(tmp_path, {"Status": "Available"}, price={"usd_per_hour": 130.0}, account="210987654321")
+    folder.outcome.write_text(json.dumps({"state": "Stopped"}))
+    with pytest.raises(launcher.UserError, match="these credentials are of account 123456789012"):
+        warm_pool.settle(folder)
+    assert warm_pool.usd_at_most(folder) == 130.0
+
+
+def test_the_end_of_a_run_whose_hosts_are_gone_tells_all_that_it_cost(tmp_path, capsys):
+    folder = over(tmp_path, {"Status": "Terminated"})
+    folder.outcome.write_text(json.dumps({"state": "Stopped", "cost_usd": 5.0, "warm_pool_usd": 36.0}))
+    print_end(Run(folder))
+    assert f"{folder.name}: Stopped for $41.00\n" in capsys.readouterr().out
+
+
+def test_where_sagemaker_does_not_answer_a_run_is_shown_without_the_bill_of_its_warm_pool(
+    sagemaker_job, aws_calls, capsys
+):
+    run = started(sagemaker_job("print('done')", compute={"keep_alive_minutes": 60}))
+    assert run.wait(120) == "Completed"
+    aws_calls.fail("DescribeTrainingJob", code="AccessDeniedException", message="not authorized to describe")
+    assert "\n  not checked not allowed: not authorized to describe" in typed(capsys, "show", run.name)
 
 
 def test_a_failed_jobs_hosts_stay_until_aws_lets_them_go(sagemaker_job, aws_calls, capsys):
@@ -140,3 +217,21 @@ def test_hosts_that_another_job_has_taken_meanwhile_are_left_to_it(tmp_path, con
     monkeypatch.setattr(warm_pool.session, "client", lambda service, region: Client())
     assert warm_pool.end(folder) == f"the warm pool of {folder.name} is gone already: Reused by the-next-job"
     assert warm_pool.of(folder) is None
+
+
+@pytest.mark.parametrize("words", [["rm", "pool-20260101-000000-abcd"], ["prune", "--older-than", "1h"]])
+def test_a_run_whose_hosts_are_still_billed_is_not_removed(store, monkeypatch, capsys, words):
+    store.mkdir()
+    folder = over(store, {"Status": "Available"})
+    folder.outcome.write_text(json.dumps({"state": "Completed"}))
+    asked = main.main([*words, "--yes"])
+    told = capsys.readouterr()
+    assert folder.path.is_dir()
+    if words[0] == "rm":
+        assert (
+            asked == 2
+            and f"launcher stop {folder.name}, then remove it" in told.err
+            and "2 hosts stay until" in told.err
+        )
+    else:
+        assert asked == 0 and "1 in use" in told.out

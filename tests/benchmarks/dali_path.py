@@ -11,6 +11,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -106,7 +107,7 @@ def fidelity(crops: int) -> str:
                     (batch,) = loader
                     asked = data.training
                     expected = ReferencePreprocessor().varied(
-                        ImageFile(lambda encoded=encoded: encoded, name),
+                        ImageFile(lambda encoded=encoded: encoded, partial(str, name)),
                         size,
                         3,
                         asked.augmentation,

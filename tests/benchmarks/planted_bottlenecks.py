@@ -32,7 +32,7 @@ from planted_cases import BASE, CASES, CONTROL_GROUPS, TEACHER, Case, photograph
 from planted_foreign import watched, watched_by
 from planted_foreign_cases import ON_A_DEVICE, SIMULATED
 from planted_foreign_cases import Case as OnADevice
-from planted_gains import GAINED, Row, first_finding, summary, with_gain
+from planted_gains import GAINED, NEIGHBOUR, Row, first_finding, found_in, summary, with_gain
 from training.settings.distillation import DistillationSettings
 from training.settings.scripts import ClassifierSettings
 
@@ -176,7 +176,7 @@ def row(case: Case, data: Path, teacher: Path | None, options: argparse.Namespac
     top = first_finding(before)
     if options.tell:
         print(before, end="\n\n", flush=True)
-    found = Row(case.kind, case.form, None if top is None else top.kind)
+    found = found_in(before, case.kind, case.form)
     if options.others:
         theirs = [train(case, base(case), case.plant, data, teacher, tool) for tool in ("TraceML", "gpuprof")]
         return found.cells[:4] + other_diagnosers.cells(read(str(folder)), case.kind, *theirs)
@@ -211,7 +211,7 @@ def row_on_a_device(case: OnADevice, data: Path, name: str, options: argparse.Na
     top = first_finding(before, outside=case.neighbours > 0)
     if options.tell:
         print(before, end="\n\n", flush=True)
-    found = Row(case.kind, case.form, None if top is None else top.kind)
+    found = found_in(before, case.kind, case.form, outside=case.neighbours > 0)
     if options.others:
         theirs = [watched_by(tool, case, data, f"{name}-{tool}") for tool in ("TraceML", "gpuprof")]
         return found.cells[:4] + other_diagnosers.cells(read(str(folder)), case.kind, *theirs)
@@ -221,7 +221,7 @@ def row_on_a_device(case: OnADevice, data: Path, name: str, options: argparse.Na
     if fixed is None or top is None or top.gain is None:
         return found
     after = Diagnosis(read(str(watched(SIMULATED, fixed, data, f"{name}-after"))))
-    if case.kind == "noisy_neighbour":  # that other programs leave the runs other cores is what was fixed
+    if case.kind == NEIGHBOUR:  # that other programs leave the runs other cores is what was fixed
         return replace(found, gain=top.gain, obtained=Comparison(before, after).measured)
     return with_gain(found, top.gain, before, after)
 
@@ -278,7 +278,7 @@ def main() -> None:
     print()
     print(Table(["planted", "form", "finding", "right", *told], [_cells(one) for one in rows]))
     if not options.others:
-        print(summary([one for one in rows if isinstance(one, Row)]))
+        print(summary([one for one in rows if isinstance(one, Row)], busy=options.busy > 0))
         return
     print(f"\nright: this kit {_share(rows, 3)}")
     for number, tool in enumerate(other_diagnosers.ACCEPTED):

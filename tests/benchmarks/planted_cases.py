@@ -138,9 +138,9 @@ if serves:
 else:
     from training.engine import loop
     from training.servers.pool import Pool
-    train, init, pools = loop.train, Pool.__init__, []
+    train, begin_pool, pools = loop.train, Pool.__init__, []
     def kept(self, *arguments, **options):
-        init(self, *arguments, **options)
+        begin_pool(self, *arguments, **options)
         pools.append(self)
     def when_all_serve(*arguments):
         until = time.monotonic() + {SERVERS_COME_SECONDS}

@@ -16,6 +16,8 @@ from launcher.insight.ratio import Ratio
 
 GAINED = ["speed-up expected", "obtained", "inside"]
 
+NEIGHBOUR = "noisy_neighbour"
+
 LOOSE = 2.0
 """Times the obtained speed-up from which a bound is loose."""
 
@@ -33,6 +35,10 @@ class Row:
     """None: there is no fix to try."""
     obtained: Ratio | None = None
     comparable: bool = True
+    neighbour_first: bool = False
+    """Whether what comes before all is who else has the training thread's core."""
+    neighbour_alone: bool = False
+    """Whether that is all that was found."""
 
     @property
     def right(self) -> bool:
@@ -40,7 +46,8 @@ class Row:
 
     @property
     def cells(self) -> list[str]:
-        cells = [self.planted or "healthy", self.form, self.found or "none", "yes" if self.right else "NO"]
+        found = self.found or ("none but the neighbour" if self.neighbour_alone else "none")
+        cells = [self.planted or "healthy", self.form, found, "yes" if self.right else "NO"]
         if self.gain is None or self.obtained is None:
             return [*cells, "-", "-", "-"]
         held = inside(self.gain, self.obtained) if self.comparable else None
@@ -50,8 +57,15 @@ class Row:
 
 def first_finding(diagnosis: Diagnosis, *, outside: bool = False) -> Finding | None:
     """The top finding; but for `outside`, without other programs on this machine, which were not planted."""
-    kept = (one for one in diagnosis.findings if outside or one.kind != "noisy_neighbour")
+    kept = (one for one in diagnosis.findings if outside or one.kind != NEIGHBOUR)
     return next(kept, None)
+
+
+def found_in(diagnosis: Diagnosis, planted: str | None, form: str, *, outside: bool = False) -> Row:
+    """What was found in a planted run, before any fix; `outside` as in `first_finding`."""
+    top, kinds = first_finding(diagnosis, outside=outside), [one.kind for one in diagnosis.findings]
+    first, alone = kinds[:1] == [NEIGHBOUR] and not outside, {*kinds} == {NEIGHBOUR} and not outside
+    return Row(planted, form, None if top is None else top.kind, neighbour_first=first, neighbour_alone=alone)
 
 
 def with_gain(row: Row, gain: Gain, before: Diagnosis, after: Diagnosis) -> Row:
@@ -60,14 +74,24 @@ def with_gain(row: Row, gain: Gain, before: Diagnosis, after: Diagnosis) -> Row:
     return replace(row, gain=gain, obtained=both.speedup or both.measured, comparable=both.speedup is not None)
 
 
-def summary(rows: Sequence[Row]) -> str:
-    """How many findings were right, how far gains were off, and the pairs for launcher/insight/calibration.yaml."""
+def summary(rows: Sequence[Row], *, busy: bool = False) -> str:
+    """How many findings were right, how far gains were off, and the pairs for launcher/insight/calibration.yaml.
+
+    Args:
+        busy: a program outside the runs was planted beside all of them, and is what slows some most.
+    """
     healthy = [row for row in rows if row.planted is None]
     kinds = {row.planted for row in rows if row.planted is not None}
     lines = [
         f"right: {sum(row.right for row in rows)} of {len(rows)}, of {len(kinds)} kinds; healthy runs accused: "
         f"{sum(not row.right for row in healthy)} of {len(healthy)}"
     ]
+    hidden = [row for row in rows if row.neighbour_alone and not row.right]
+    if busy:
+        either = sum(row.right or row.neighbour_first for row in rows)
+        lines.append(f"the first finding of all is the fault or the program beside it: {either} of {len(rows)}")
+    if hidden:
+        lines.append(f"of those not right nothing but a noisy neighbour was found: {len(hidden)}")
     pairs: dict[str, list[tuple[float, float]]] = {}
     held, bounds = [], []
     for row in rows:

@@ -25,6 +25,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -416,7 +417,7 @@ def fidelity(crops: int) -> str:
         ):
             found = []
             for view in range(views):
-                pair = [way.varied(ImageFile(lambda content=content: content, name), size, 3, Augmentation(area, area < 1), random.Random(f"{name}/{view}")) for way in (fast, reference)]  # fmt: skip
+                pair = [way.varied(ImageFile(lambda content=content: content, partial(str, name)), size, 3, Augmentation(area, area < 1), random.Random(f"{name}/{view}")) for way in (fast, reference)]  # fmt: skip
                 error = np.square(pair[0].astype(float) - pair[1]).mean()
                 found.append(10 * np.log10(255**2 / max(error, 1e-9)))
             cells.append(f"{min(found):.1f}" if views == 1 else f"{min(found):.1f} · {statistics.median(found):.1f}")

@@ -49,10 +49,15 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     ended = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
     if [*map(Path.absolute, map(Path, config.args))] != [HERE] or chosen or not ended:
         return
-    problems = device_lines.problems()
-    if problems:
-        config.get_terminal_writer().write("\n" + "\n".join(problems) + "\n", red=True)
+    device_lines.found = device_lines.problems()
+    if device_lines.found:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Beneath the summary, which counts tests alone: a run that ends with `190 passed` and a failure says why."""
+    if device_lines.found:
+        config.get_terminal_writer().write("\n".join(device_lines.found) + "\n", red=True)
 
 
 def _alone(config: pytest.Config) -> bool:

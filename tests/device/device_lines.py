@@ -37,6 +37,9 @@ Place = tuple[str, int]
 seen: set[Place] = set()
 """Places that have run in this process."""
 
+found: list[str] = []
+"""What `problems` said at the end of all tests, for the last lines of the run."""
+
 
 class Lines:
     """Places of one version of the product.

@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 from training.distributed.world import World
+from training.engine import checkpoints
 from training.engine.checkpoints import Checkpoints
 
 
@@ -62,3 +63,27 @@ def test_a_disk_that_fails_is_told_with_the_next_one_and_with_a_required_one_at_
     assert line.startswith("WARNING: no checkpoint of step 1 in") and "make room for 3 checkpoints" in line
     with pytest.raises(OSError, match="no checkpoint of step 2"):
         kept.save(2, {"weights": torch.ones(2, device=world.device)}, {}, required=True)
+
+
+def test_where_the_host_refuses_to_pin_more_memory_the_checkpoint_is_written_all_the_same(
+    world, tmp_path, monkeypatch, capsys
+):
+    made = torch.empty_like
+
+    def refused(like: torch.Tensor, **given) -> torch.Tensor:
+        if given.get("pin_memory"):
+            raise RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA")
+        return made(like, **given)
+
+    monkeypatch.setattr(checkpoints.torch, "empty_like", refused)
+    checkpoints._say_unpinned.cache_clear()
+    kept = Checkpoints(tmp_path / "kept", world)
+    weights = torch.arange(3.0, device=world.device)
+    kept.save(2, {"weights": weights, "more": weights + 1}, {}, required=True)
+    loaded = Checkpoints(tmp_path / "kept", world).load()
+    assert loaded is not None and [loaded.shared[name].tolist() for name in ("weights", "more")] == [
+        [0, 1, 2],
+        [1, 2, 3],
+    ]
+    said = capsys.readouterr().out
+    assert said.count("cannot be pinned for a checkpoint (CUDA error: out of memory)") == 1

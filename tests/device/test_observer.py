@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from launcher_observer import torch_hooks
+from launcher_observer import step_clock, torch_hooks
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -35,8 +36,12 @@ def observed(gpu, tmp_path, monkeypatch) -> Iterator[Path]:
     torch_hooks.end("the test is over")
 
 
-def trained(device: torch.device) -> list[stand_in.Synchronisation]:
-    """Two epochs of a plain loop; what waited for the device in it."""
+def trained(device: torch.device, then: int = 0, loads: bool = True) -> list[stand_in.Synchronisation]:
+    """Two epochs of a plain loop; what waited for the device in it.
+
+    Args:
+        then: batches on which the model is used after that; loads: by a loader.
+    """
     torch.manual_seed(0)
     loader = DataLoader(TensorDataset(torch.randn(64, 8), torch.randn(64, 1)), batch_size=8)
     model = nn.Linear(8, 1).to(device)
@@ -48,7 +53,15 @@ def trained(device: torch.device) -> list[stand_in.Synchronisation]:
                 optimizer.zero_grad()
                 (model(inputs) - targets).square().mean().backward()
                 optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        for inputs, *_ in loader_of(then) if loads else ((torch.randn(8, 8),) for _ in range(then)):
+            model(inputs.to(device))
     return waits
+
+
+def loader_of(batches: int) -> DataLoader:
+    return DataLoader(TensorDataset(torch.randn(8 * batches, 8)), batch_size=8)
 
 
 def test_a_loop_on_a_gpu_is_timed_by_events_without_a_wait_of_ours(gpu, observed):
@@ -92,3 +105,21 @@ def test_the_same_weights_with_and_without(gpu, tmp_path, request):
     without = weights()
     request.getfixturevalue("observed")
     assert torch.equal(weights(), without) and torch_hooks.current() is not None
+
+
+@pytest.mark.parametrize("loads", [True, False], ids=["a loader", "none"])
+def test_what_follows_the_training_takes_no_more_events_the_longer_it_lasts(gpu, observed, monkeypatch, loads):
+    """On a device that is behind, where no event has passed as soon as it is recorded."""
+    monkeypatch.setattr(stand_in.module.Event, "query", lambda event: time.perf_counter() - event._at > 0.002)
+    monkeypatch.setattr(step_clock, "MOST_PARTS", 1000)
+    trained(gpu, then=1500, loads=loads)
+    observer = torch_hooks.current()
+    timer = observer._timer
+    assert len(timer._free) + len(timer._in_use) < (200 if loads else 2500), (
+        "2 for each of the first copies, and none for later ones"
+    )
+    observer.close()
+    lines = [json.loads(line) for line in (observed / "timeline-0.jsonl").read_text().splitlines()]
+    windows = [line for line in lines if line["kind"] == "steps"]
+    assert sum(window["extra"]["steps"] for window in windows) == windows[-1]["step"] == 16
+    assert max(window["seconds"]["step"] for window in windows[1:]) < 0.2, "the last step ends with its optimizer's"

@@ -123,6 +123,24 @@ def test_a_batch_that_the_memory_cannot_hold_is_halved(runs: Runs, monkeypatch, 
         runs("train_classifier", name="none", batch_size_per_device="auto", max_steps=1)
 
 
+def test_a_run_that_goes_on_takes_the_size_that_it_had_where_it_still_fits(runs: Runs, monkeypatch, capsys):
+    job = {"batch_size_per_device": "auto", "checkpoint_every": 1}
+    monkeypatch.setattr(Footprint, "largest_batch", lambda *_: 4)
+    runs("train_classifier", **job, max_steps=1)
+    assert "batch_size_per_device: 4, by itself" in capsys.readouterr().out
+    monkeypatch.setattr(Footprint, "largest_batch", lambda *_: 8)
+    runs("train_classifier", **job, max_steps=2)
+    assert "batch_size_per_device: 4, as before" in capsys.readouterr().out
+    monkeypatch.setattr(StepTrial, "fits", lambda _, images: images < 4)
+    runs("train_classifier", **job, max_steps=3)
+    assert "batch_size_per_device: 2, by itself: there is no room for the 4 of before" in capsys.readouterr().out
+    # a size that somebody named is none that was tried: `auto` does not keep to it
+    monkeypatch.undo()
+    runs("train_classifier", **job | {"batch_size_per_device": 4}, name="named", max_steps=1)
+    runs("train_classifier", **job, name="named", max_steps=2)
+    assert "batch_size_per_device: 8, by itself" in capsys.readouterr().out
+
+
 def test_what_a_step_takes_is_predicted_from_two_small_ones(runs: Runs):
     """The forward pass alone keeps less: a loss, gradients of activations and copies come on top."""
     before = torch.gpu.memory_allocated()

@@ -161,10 +161,33 @@ def test_a_job_for_which_there_are_no_instances_fails_while_it_starts(aws):
     assert "TrainingTimeInSeconds" not in job and job["WarmPoolStatus"] == {"Status": "Terminated"}
 
 
-@pytest.mark.parametrize(("operation", "given"), [("list_training_jobs", {}), ("search", {"Resource": "TrainingJob"})])
-def test_what_the_emulator_does_not_emulate_is_refused(aws, operation, given):
-    code, message = refusal(getattr(aws.client("sagemaker"), operation), **given)
-    assert code == "NotImplemented" and message.startswith("the SageMaker emulator has no ")
+def test_what_the_emulator_does_not_emulate_is_refused(aws):
+    code, message = refusal(aws.client("sagemaker").search, Resource="TrainingJob")
+    assert (code, message) == ("NotImplemented", "the SageMaker emulator has no Search")
+    code, message = refusal(aws.client("sagemaker").list_training_jobs, CreationTimeAfter=0)
+    assert (code, message) == ("NotImplemented", "the SageMaker emulator's ListTrainingJobs takes no CreationTimeAfter")
+
+
+def test_jobs_are_listed_by_name_state_and_age(aws):
+    sagemaker = aws.client("sagemaker")
+    names = [aws.ended(aws.start(f"listed-{letter}"))["TrainingJobName"] for letter in "bac"]
+
+    def listed(**given):
+        pages = sagemaker.get_paginator("list_training_jobs").paginate(NameContains="listed-", **given)
+        return [job for page in pages for job in page["TrainingJobSummaries"]]
+
+    assert [job["TrainingJobName"] for job in listed()] == names
+    assert [job["TrainingJobName"] for job in listed(SortOrder="Descending", MaxResults=2)] == names[::-1]
+    assert [job["TrainingJobName"] for job in listed(SortBy="Name", MaxResults=1)] == sorted(names)
+    [first, *_] = listed(StatusEquals="Completed")
+    described = sagemaker.describe_training_job(TrainingJobName=names[0])
+    assert first == {name: described[name] for name in first} and "TrainingEndTime" in first
+    assert listed(StatusEquals="InProgress") == []
+    going = aws.start("listed-z")
+    assert [job["TrainingJobName"] for job in listed(StatusEquals="InProgress")] == [going]
+    cut_first = sagemaker.list_training_jobs(NameContains="listed-", StatusEquals="InProgress", MaxResults=2)
+    assert cut_first["TrainingJobSummaries"] == [] and "NextToken" in cut_first
+    aws.ended(going)
 
 
 def test_a_job_that_is_over_is_neither_stopped_nor_updated(aws):

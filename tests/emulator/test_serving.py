@@ -37,6 +37,21 @@ def test_a_price_holds_for_a_type_that_only_the_command_names(tmp_path, monkeypa
         assert prices.read_price_list(pricing, load(CONFIG).region, ["ml.g5.48xlarge"]) == {"ml.g5.48xlarge": 20.36}
 
 
+def test_hosts_of_a_config_may_train_together_by_efa_too(tmp_path):
+    """As its plan asks of the security groups."""
+    with start([CONFIG], tmp_path / "emulator") as emulator:
+        names = load(CONFIG).network.security_groups
+        found = Aws(emulator.environment).client("ec2", load(CONFIG).region).describe_security_groups(GroupIds=names)
+    for group in found["SecurityGroups"]:
+        for rules in (group["IpPermissions"], group["IpPermissionsEgress"]):
+            assert any(
+                pair["GroupId"] == group["GroupId"]
+                for rule in rules
+                if rule["IpProtocol"] == "-1"
+                for pair in rule["UserIdGroupPairs"]
+            )
+
+
 @pytest.mark.parametrize("mode, owner", [(0o777, 0), (0o1777, 0), (0o770, 0), (0o700, NOBODY)])
 def test_no_job_runs_in_a_folder_that_others_can_change(tmp_path, mode, owner):
     folder = tmp_path / "hosts"

@@ -72,6 +72,25 @@ def test_an_archive_is_unpacked_once_and_its_bank_is_whole(tmp_path, monkeypatch
     assert opened(environment, read_only=read_only) == first
 
 
+def test_a_bank_whose_marker_cannot_be_read_is_not_unpacked_anew(tmp_path, monkeypatch):
+    """It may hold answers that its archive has not."""
+    environment = job(tmp_path)
+    archive_of(tmp_path, "one")
+    folder = opened(environment, read_only=False)
+    (folder / "added").write_text("answers")
+    read = Path.read_bytes
+
+    def fails(file: Path) -> bytes:
+        if file.name == MARKER:
+            raise PermissionError(13, "Permission denied", str(file))
+        return read(file)
+
+    monkeypatch.setattr(Path, "read_bytes", fails)
+    with pytest.raises(PermissionError):
+        opened(environment, read_only=False)
+    assert (folder / "added").read_text() == "answers"
+
+
 def test_a_bank_that_is_only_read_stays_off_the_checkpoints_which_a_job_may_lack(tmp_path, disk):
     archive_of(tmp_path, "one")
     folder = opened(job(tmp_path), read_only=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import random
 import resource
 import shutil
@@ -114,6 +116,28 @@ def test_where_every_checkpoint_is_damaged_the_run_starts_anew_and_says_so(check
     torn(tmp_path / "kept/step-00000001/shared.pt")
     assert checkpoints().load() is None
     assert len(said) == 1 and said[0].endswith("no other is intact: starting from the first step")
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "shared.pt", "own.pt"])
+@pytest.mark.parametrize("error", [errno.EIO, errno.EACCES])
+def test_a_checkpoint_that_cannot_be_read_ends_the_run_and_stays(checkpoints, tmp_path, said, monkeypatch, name, error):
+    """It may be whole: a run that took an older one would remove it with its next save."""
+    for step in (1, 2):
+        checkpoints().save(step, state(step), {})
+    read = Path.read_bytes
+
+    def fails(file: Path) -> bytes:
+        if file == tmp_path / "kept/step-00000002" / name:
+            raise OSError(error, os.strerror(error), str(file))
+        return read(file)
+
+    monkeypatch.setattr("training.data.storage.FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("training.data.storage.LONGEST_PAUSE", 0.001)
+    with monkeypatch.context() as evicted:
+        evicted.setattr(Path, "read_bytes", fails)
+        with pytest.raises(OSError, match=os.strerror(error)):
+            checkpoints().load()
+    assert said == [] and checkpoints().load().step == 2
 
 
 def test_damaged_ones_do_not_take_the_place_of_good_ones(checkpoints, tmp_path):
@@ -312,7 +336,10 @@ def test_two_ranks_save_and_load_as_one(tmp_path, checkpoints):
     assert names(tmp_path / "host-0") == ["step-00000005"] and not (tmp_path / "host-1").exists()
     (tmp_path / "host-0").rename(tmp_path / "kept")
     alone = checkpoints(fingerprint={"model": "a"}).load()
-    assert alone.shared["weight"].tolist() == [1.0] * 4 and alone.own is None, "another world size"
+    assert alone.shared["weight"].tolist() == [1.0] * 4 and not alone.same_world
+    assert {name: value.tolist() for name, value in alone.own.items()} == {"float": 1.0}, (
+        "the mean over ranks, and no random numbers"
+    )
 
 
 def test_a_job_finds_its_checkpoints_where_sagemaker_keeps_them(tmp_path):
@@ -321,3 +348,28 @@ def test_a_job_finds_its_checkpoints_where_sagemaker_keeps_them(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     assert read_environment(job).checkpoint_dir == tmp_path / "checkpoints"
     assert read_environment({"SM_CHANNEL_TRAIN": "x"}).checkpoint_dir == Path("output/checkpoints")
+
+
+def test_what_a_run_found_by_itself_is_there_for_one_that_goes_on(checkpoints):
+    assert checkpoints().decided("size") is None
+    first = checkpoints()
+    first.decide("size", 8)
+    first.save(1, state(1), {})
+    assert checkpoints().decided("size") == 8 and checkpoints().decided("another") is None
+    two = World(0, 2, 0, torch.device("cpu"), "none", "test")
+    assert checkpoints(two)._noted("size") is None, "of another number of ranks"
+
+
+def test_a_manifest_that_cannot_be_read_says_nothing_of_the_run_before(checkpoints, tmp_path):
+    for step, size in ((1, 8), (2, 4)):
+        kept = checkpoints()
+        kept.load()
+        kept.decide("size", size)
+        kept.save(step, state(step), {})
+    manifest = tmp_path / "kept/step-00000002/manifest.json"
+    assert checkpoints().decided("size") == 4
+    for damage in ("{", "[]", '{"decided": 3, "world_size": 1}'):
+        manifest.write_text(damage)
+        assert checkpoints().decided("size") == 8
+    manifest.unlink()
+    assert checkpoints().decided("size") == 8

@@ -31,6 +31,7 @@ from tests.entrypoints.dali_batches import (
     reference,
     views,
 )
+from tests.entrypoints.test_jpeg import with_segment
 
 
 def other(image: Image.Image, kind: str) -> bytes:
@@ -52,6 +53,7 @@ ODD_FILES = {
     "trailing.jpg": jpeg(SMALL) + bytes(100),
     "untagged-trailing.jpg": other(SMALL, "JPEG") + bytes(100),
     "untagged-cmyk.jpg": other(SMALL.convert("CMYK"), "JPEG"),
+    "rgb.jpg": with_segment(jpeg(SMALL, subsampling=0), 0xEE, b"Adobe" + bytes(6) + b"\0"),
 }
 
 

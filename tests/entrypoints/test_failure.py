@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 import types
+from pathlib import Path
 
 import pytest
 from training.runtime import failure
@@ -194,3 +196,32 @@ def test_ranks_that_feel_a_fault_before_the_faulty_one_tells_do_not_take_its_pla
         """,
     )
     assert [item.stdout.splitlines() for item in done] == [["", "the reason", "None"], ["the reason", "None"]], done
+
+
+def test_a_failure_on_a_full_disk_goes_on_as_it_is_and_leaves_no_empty_file(tmp_path, monkeypatch):
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    def opened(path: Path, mode: str, encoding: str) -> Full:
+        open(path, mode, encoding=encoding).close()
+        return Full()
+
+    monkeypatch.setattr(failure, "progress", Progress())
+    file = tmp_path / "output/failure"
+    with monkeypatch.context() as patch:
+        patch.setattr(failure, "open", opened, raising=False)
+        with pytest.raises(ValueError, match="the cause"), failure_file(file):
+            raise ValueError("the cause")
+        failure.foretell("soon")  # by the thread that watches the other ranks, which goes on
+    assert not file.exists()
+    with pytest.raises(ValueError), failure_file(file):
+        raise ValueError("another rank's")
+    assert "another rank's" in file.read_text()
+
+
+def test_where_no_file_can_be_made_the_failure_goes_on_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(failure, "progress", Progress())
+    (tmp_path / "output").touch()
+    with pytest.raises(ValueError, match="the cause"), failure_file(tmp_path / "output/failure"):
+        raise ValueError("the cause")

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from training.data.augmentation import Augmentation, decoded_part
 from training.data.decode.decoding import BrokenImage
-from training.data.decode.fast import FastPreprocessor, resize, warp
+from training.data.decode.fast import LONGEST_SIDE, FastPreprocessor, resize, warp
 from training.data.decode.geometry import rotation
 from training.data.decode.image_file import ImageFile
 from training.data.decode.jpeg import read_header
@@ -31,7 +31,9 @@ SHARPER = 34
 
 
 def view(preprocessor, encoded: bytes, size: int, augmentation: Augmentation = PLAIN, seed: int = 0, channels: int = 3) -> np.ndarray:  # fmt: skip
-    made = preprocessor.varied(ImageFile(lambda: encoded, "a/0.jpg"), size, channels, augmentation, random.Random(seed))
+    made = preprocessor.varied(
+        ImageFile(lambda: encoded, lambda: "a/0.jpg"), size, channels, augmentation, random.Random(seed)
+    )
     assert made.dtype == np.uint8 and made.shape == (channels, size, size) and made.flags.c_contiguous
     return made
 
@@ -133,7 +135,7 @@ def test_all_ways_take_the_same_numbers_from_the_generator(compose):
             rng = random.Random(5)
             try:
                 way.varied(
-                    ImageFile(lambda encoded=encoded: encoded, "a/0.jpg"),
+                    ImageFile(lambda encoded=encoded: encoded, lambda: "a/0.jpg"),
                     32,
                     3,
                     Augmentation(0.3, True, 3, 10.0, 0.2, 3),
@@ -287,3 +289,12 @@ def test_what_decodes_is_said(decoder):
     warps = "Pillow (OpenCV is not installed)" if decoder == "Pillow" else "OpenCV"
     assert FastPreprocessor().about() == f"preprocessing cpu: JPEGs decoded by {DECODERS[decoder]}, rotated by {warps}"
     assert FastPreprocessor(True).about().startswith("preprocessing cpu composed: ")
+
+
+def test_a_side_of_more_pixels_than_opencv_counts_is_warped_as_pillow_does_it():
+    """A page's screenshot, of which OpenCV raises an assertion."""
+    shift = np.array([[1.0, 0, 1], [0, 1, 0], [0, 0, 1]])
+    for shape in ((4, LONGEST_SIDE + 2), (LONGEST_SIDE + 2, 4, 3), (4, LONGEST_SIDE)):
+        pixels = np.random.default_rng(0).integers(0, 255, shape, np.uint8)
+        moved = warp(pixels, shift, (shape[1], shape[0]))
+        assert np.array_equal(moved[:, :-1], pixels[:, 1:]), shape

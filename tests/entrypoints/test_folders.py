@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
+import pickle
 import shutil
 import threading
 from pathlib import Path
@@ -13,10 +15,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
-from training.data.broken import BrokenImages
+from training.data import pairs
+from training.data.broken import BrokenImage, BrokenImages
 from training.data.decode.decoding import decode, read_file
 from training.data.loaders import open_loaders
-from training.data.sources.folders import LabelledFolder, UnlabelledFolder, find_images
+from training.data.sources import folders as found_folders
+from training.data.sources.folders import FilePaths, LabelledFolder, UnlabelledFolder, find_images
 from training.data.views import HeldOutImages, open_data
 from training.distributed.world import World
 from training.runtime.failure import describe
@@ -135,6 +139,25 @@ def test_an_image_whose_name_is_no_text_is_read_all_the_same(tmp_path):
     assert folder.image(0)[:4] == b"\x89PNG" and len(folder.digest()) == 64
 
 
+def test_a_folder_that_cannot_be_listed_ends_the_run_by_its_name(tmp_path, monkeypatch):
+    """Its images would be missing without a word."""
+    for name in ("train/cat/here/1.png", "train/cat/closed/2.png", "images/here/1.png", "images/closed/2.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    scan = os.scandir
+
+    def closed(folder):
+        if str(folder).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scan(folder)
+
+    monkeypatch.setattr(os, "scandir", closed)
+    with pytest.raises(PermissionError, match="train/cat/closed"):
+        list(found_folders._images_below(tmp_path / "train"))
+    with pytest.raises(PermissionError, match="images/closed"):
+        pairs._by_stem(tmp_path / "images", (".png",))
+
+
 def test_a_limit_keeps_the_first_images_of_each_class(images):
     folder = LabelledFolder(images / "train", images_per_class=2)
     found = [(os.path.basename(folder.name(number)), label) for number, label in enumerate(folder.labels.tolist())]
@@ -221,7 +244,9 @@ def test_images_are_turned_upright_for_training_and_validation_alike(tmp_path, o
 def test_a_good_image_with_bad_exif_data_is_read(tmp_path):
     exif = Image.Exif()
     exif[0x0112], exif[0x010E] = 6, "description"
-    noise(8, 12).save(tmp_path / "0.jpg", exif=exif)
+    noise(8, 12).save(
+        tmp_path / "0.jpg", exif=exif, dpi=(72, 72)
+    )  # without it Pillow looks there for one, and swallows the error
     content = (tmp_path / "0.jpg").read_bytes()
     for bad in (
         content.replace(b"Exif\0\0MM", b"Exif\0\0XX"),
@@ -230,6 +255,21 @@ def test_a_good_image_with_bad_exif_data_is_read(tmp_path):
         assert bad != content
         (tmp_path / "1.jpg").write_bytes(bad)
         assert read(tmp_path / "1.jpg", 3).size in ((12, 8), (8, 12))
+
+
+@pytest.mark.parametrize("ending", ["png", "webp"])
+def test_bad_exif_data_of_other_formats_breaks_no_image_either(tmp_path, ending):
+    noise(8, 12).save(
+        tmp_path / f"0.{ending}", exif=b"Exif\0\0XX\0*damaged", **({} if ending == "png" else {"lossless": True})
+    )
+    assert read(tmp_path / f"0.{ending}", 3).size == noise(8, 12).size
+
+
+@pytest.mark.parametrize("most", [65535, 4095])
+def test_of_a_pgm_of_more_than_8_bits_the_upper_8_are_kept(tmp_path, most):
+    values = np.array([[0, most // 2, most]], np.uint16)
+    (tmp_path / "0.pgm").write_bytes(b"P5 3 1 %d\n" % most + values.astype(">u2").tobytes())
+    assert np.asarray(read(tmp_path / "0.pgm", 1)).tolist() == [[0, 127, 255]]
 
 
 def test_of_16_bits_the_upper_8_are_kept(tmp_path):
@@ -395,3 +435,37 @@ def test_the_description_of_views_holds_every_field_of_what_varies_them(images):
     text = views.view_description()
     assert set(vars(views.augmentation)) < set(text) and set(text["mixing"]) == set(vars(views.mixing))
     assert text["version"] >= 1 and json.loads(json.dumps(text)) == text
+
+
+def test_a_broken_image_that_cannot_be_listed_is_named_in_the_log_alone(tmp_path, capsys):
+    (tmp_path / "output").touch()  # as on a full disk, nothing can be written there
+    broken = BrokenImages(False, tmp_path / "output")
+    for _ in range(2):
+        broken.handle(BrokenImage("a.png: damaged"))
+    assert capsys.readouterr().out.count("skipped a broken image: a.png: damaged") == 1
+
+
+def test_paths_take_the_room_of_their_letters_however_long_the_longest_is():
+    names = [f"a/{number}.jpg" for number in range(1_000)] + ["b/" + "x" * 240 + ".jpg", "c/\udcff.jpg"]
+    paths = FilePaths(names)
+    assert [os.fsdecode(path) for path in paths] == names and os.fsdecode(paths[-1]) == names[-1]
+    assert [os.fsdecode(path) for path in paths[998:1002]] == names[998:]
+    assert len(pickle.dumps(paths)) < 1.1 * sum(len(os.fsencode(name)) + 8 for name in names)
+    assert FilePaths(["a/bc"]).digest() != FilePaths(["a/b", "c"]).digest() and len(FilePaths([])) == 0
+
+
+def test_a_file_that_is_not_there_has_no_size_and_storage_that_fails_for_a_moment_is_asked_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("training.data.storage.FIRST_PAUSE", 0.001)
+    (tmp_path / "a").mkdir()
+    noise(8, 8).save(tmp_path / "a/0.png")
+    (tmp_path / "a/1.png").symlink_to("nowhere")
+    folder, real, failures = LabelledFolder(tmp_path), os.stat, [OSError(errno.EIO, "Input/output error")]
+    digest = folder.digest()
+
+    def stat(path, *rest, **more):
+        if failures and os.fspath(path).endswith(b"0.png"):
+            raise failures.pop()
+        return real(path, *rest, **more)
+
+    monkeypatch.setattr(os, "stat", stat)
+    assert folder.digest() == digest and not failures

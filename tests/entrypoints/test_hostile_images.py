@@ -48,11 +48,11 @@ def readers() -> dict:
     whole = Augmentation()
     return {
         "reference": lambda encoded: ReferencePreprocessor().varied(
-            ImageFile(lambda: encoded, "a.jpg"), 8, 3, whole, random.Random(0)
+            ImageFile(lambda: encoded, lambda: "a.jpg"), 8, 3, whole, random.Random(0)
         ),
         "held out": lambda encoded: ReferencePreprocessor().held_out(encoded, "a.jpg", 8, 3),
         "fast": lambda encoded: FastPreprocessor().varied(
-            ImageFile(lambda: encoded, "a.jpg"), 8, 3, whole, random.Random(0)
+            ImageFile(lambda: encoded, lambda: "a.jpg"), 8, 3, whole, random.Random(0)
         ),
         "fast, whole": lambda encoded: FastPreprocessor().whole(encoded, "a.jpg", 3),
         "dali": lambda encoded: graph.readable_file(encoded, "a.jpg", 3, fallback=False),

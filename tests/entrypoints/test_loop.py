@@ -275,12 +275,27 @@ def test_weights_that_are_not_finite_take_no_good_checkpoints_place(tmp_path):
             [losses] = super().__call__(batch)
             yield {name: value * (math.nan if self.seen == 7 else 1) for name, value in losses.items()}
 
-    with pytest.raises(
-        FloatingPointError, match="the model has weights that are not finite after step 10: lower learn"
-    ):
+    with pytest.raises(FloatingPointError, match="statistics that are not finite after step 10: lower learn"):
         run(tmp_path, task=Diverges, log_every=20)
     assert [place.name for place in (tmp_path / "checkpoints").iterdir()] == ["step-00000005"]
     assert run(tmp_path, log_every=20).outcome.resumed_from == 5
+
+
+def test_neither_do_statistics_of_a_batch_that_overflowed(tmp_path):
+    """In fp16 such a step is skipped, and the losses after it are finite again."""
+
+    class Overflows(Classification):
+        seen = 0
+
+        def __call__(self, batch):
+            self.seen += 1
+            if self.seen == 7:
+                next(one for name, one in self.model.named_buffers() if name.endswith("running_var")).fill_(math.inf)
+            yield from super().__call__(batch)
+
+    with pytest.raises(FloatingPointError, match="weights or BatchNorm statistics that are not finite after step 10"):
+        run(tmp_path, task=Overflows)
+    assert [place.name for place in (tmp_path / "checkpoints").iterdir()] == ["step-00000005"]
 
 
 def test_a_step_line_tells_where_its_time_went(tmp_path, capsys):

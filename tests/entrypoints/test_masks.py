@@ -19,6 +19,7 @@ from training.data.decode.reference import ReferencePreprocessor
 from training.data.loaders import open_loaders
 from training.data.masks import MaskedImages, open_data, read_mask
 from training.data.pairs import pair_up
+from training.data.same_images import identity
 from training.distributed.world import World
 from training.runtime.failure import describe
 from training.settings.segmentation import SegmentationSettings
@@ -158,6 +159,14 @@ def test_an_image_that_cannot_be_read_is_named(root):
     folder = masked(root, settings())
     with pytest.raises(ValueError, match="images/left/1.png cannot be read as an image"):
         [folder[(1, number)] for number in range(6)]
+
+
+def test_a_run_may_go_on_with_names_for_its_classes(root):
+    unnamed, named = (
+        identity(open_data(root, root, settings(class_names=names), 3))
+        for names in (None, ["sky", "road", "car", "tree"])
+    )
+    assert unnamed == named
 
 
 @pytest.mark.parametrize("workers", [0, 1])

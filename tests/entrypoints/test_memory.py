@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -128,6 +129,26 @@ def test_a_process_takes_whole_parts_of_its_share(asked, fits, expected):
 def test_a_batch_that_does_not_divide_or_fit_names_what_does(values, fits, words):
     with pytest.raises(ValueError, match=words):
         memory.batch_size_per_device(TrainingSettings(**values), FOUR, fits)
+
+
+@pytest.mark.parametrize(
+    ("fits", "before", "expected", "words"),
+    [
+        (100, None, 24, "24, by itself"),
+        (100, 8, 8, "8, as before"),
+        (8, 8, 8, "8, as before"),
+        (7, 8, 6, "6, by itself: there is no room for the 8 of before"),
+        (100, 7, 24, "24, by itself"),  # no part of this share: the global batch was another
+    ],
+)
+def test_a_run_that_goes_on_takes_the_size_that_it_had_where_it_still_fits(fits, before, expected, words, monkeypatch):
+    said: list[str] = []
+    settings = TrainingSettings(global_batch_size=24, batch_size_per_device="auto")
+    report = SimpleNamespace(say=said.append)
+    monkeypatch.setattr(memory, "capacity", lambda _: 10_000)
+    step = Footprint(weights=0, optimizer=0, average=0, activations=9_000 / fits)
+    assert memory.choose_batch_size(step, {}, settings, ALONE, report, Trial({}), before) == expected
+    assert said[-1].startswith(f"batch_size_per_device: {words}")
 
 
 def test_the_report_says_what_each_setting_saves_and_what_would_fit_without_it():

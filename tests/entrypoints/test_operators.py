@@ -69,6 +69,14 @@ def test_a_run_that_ends_within_the_window_leaves_what_was_recorded(tmp_path):
     assert json.loads((tmp_path / "operators.json").read_text())["steps"] == 4
 
 
+def test_files_that_cannot_be_written_end_no_training(tmp_path):
+    (tmp_path / "operators.json").mkdir()
+    said: list[str] = []
+    window = OperatorWindow(TrainingSettings(profile_steps=2, profile_after=0), world(), tmp_path, said.append)
+    assert len(steps(window, 5, multiply)) == 5
+    assert any(line.startswith("torch.profiler's files are not whole: ") for line in said)
+
+
 @pytest.mark.parametrize(("rank", "wanted"), [(1, 3), (0, 0)])
 def test_other_ranks_and_runs_that_do_not_ask_record_nothing(tmp_path, rank, wanted):
     window = OperatorWindow(TrainingSettings(profile_steps=wanted, profile_after=0), world(rank), tmp_path, print)

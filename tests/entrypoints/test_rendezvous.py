@@ -121,6 +121,15 @@ def test_a_rank_0_that_is_killed_while_others_wait_is_named(tmp_path):
     assert "ConnectionError: rank 0 ended while rank 1 on " in (tmp_path / "stderr-1").read_text()
 
 
+def test_ranks_count_those_of_their_host_where_no_launcher_says_how_many(tmp_path):
+    """Else each of eight would take the cores, the memory and the shards of all."""
+    environments = [
+        {**one, "SM_CURRENT_HOST": f"algo-{1 + rank // 2}"} for rank, one in enumerate(torchrun_environments(3))
+    ]
+    code = "with process_group():\n    print(os.environ['LOCAL_WORLD_SIZE'])"
+    assert [done.stdout for done in run_ranks(tmp_path, code, environments=environments)] == ["2\n", "2\n", "1\n"]
+
+
 def test_two_processes_of_one_rank_are_told(tmp_path):
     environments = torchrun_environments(2)
     done = run_ranks(

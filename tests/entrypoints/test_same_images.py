@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from training.data.loaders import Data
+from training.data.orders import FreeOrder, ShardOrder
 from training.data.same_images import identity
 
 from .ranks import run_ranks
@@ -70,3 +72,12 @@ def test_images_are_told_from_others_by_their_number_names_and_classes():
     assert masks["classes"] == "2" and of("abc", ("road", "car"), numbered=True) == masks, (
         "names are only what people read"
     )
+
+
+def test_images_in_another_order_are_others():
+    """A run that goes on would draw some of them twice, and others never."""
+    shards = [
+        identity(Data(["a"], [1] * 12, [], None, order=ShardOrder(np.array([5, 7]), window))) for window in (1, 2)
+    ]
+    assert shards[0] != shards[1] and "order" in shards[0]
+    assert "order" not in identity(Data(["a"], [1] * 12, [], None, order=FreeOrder(12))), "of files there is one"

@@ -12,6 +12,7 @@ import torch
 from training.data.batches import TaughtBatch
 from training.models import export, timm_models
 from training.servers import back_off
+from training.servers import pool as pool_module
 from training.servers.pool import NoServers
 from training.servers.stream import Stream
 from training.teacher import frozen, served
@@ -79,7 +80,7 @@ def assert_same(one: list, other: list) -> None:
 def impatient(monkeypatch):
     monkeypatch.setattr(served, "LOOK_SECONDS", 0.1)
     monkeypatch.setattr(back_off, "BACK_OFF", 0.1)
-    monkeypatch.setattr(served, "LOST_SECONDS", 1.0)
+    monkeypatch.setattr(pool_module, "LOST_SECONDS", 1.0)
 
 
 def test_what_travels_is_what_the_teacher_cache_would_keep(channels, tmp_path):
@@ -168,7 +169,7 @@ def test_logits_for_the_training_processs_own_images_come_from_servers_that_are_
 
 
 def test_a_server_that_answers_slowly_is_not_taken_for_a_silent_one(channels, monkeypatch):
-    monkeypatch.setattr(served, "LOST_SECONDS", 0.5)
+    monkeypatch.setattr(pool_module, "LOST_SECONDS", 0.5)
     said = []
     servers = taught_servers(channels, 1)
     remote = meet(servers, said)
@@ -189,7 +190,7 @@ def test_without_any_server_logits_are_waited_for_and_then_the_run_fails(channel
 
 
 def test_logits_that_are_late_are_asked_of_another_server(channels, monkeypatch):
-    monkeypatch.setattr(served, "LOST_SECONDS", 60.0)
+    monkeypatch.setattr(pool_module, "LOST_SECONDS", 60.0)
     monkeypatch.setattr(served, "LEAST_LATE", 0.2)
     said, teacher = [], Tiny()
     servers = taught_servers(channels, 2, teacher)
@@ -319,3 +320,13 @@ def test_a_probe_measures_the_servers_and_their_teacher_as_they_are(with_teacher
         [alone] = found["input_alone"]
         assert alone["workers"] == 0 and min(*found["as_it_is"], found["one_batch"], alone["images_per_second"]) > 0
         assert found["phases"]["teacher_forward"] > 0, "the student learns from the teacher"
+
+
+@pytest.mark.parametrize(
+    ("processes", "wait", "seconds"), [(1, 300.0, 60.0), (64, 300.0, 75.0), (64, 6000.0, 480.0), (64, 60.0, 60.0)]
+)
+def test_a_silent_server_leaves_time_to_ask_others(monkeypatch, processes, wait, seconds):
+    """Before the process gives up, however many ask."""
+    monkeypatch.setattr(pool_module, "LOST_SECONDS", 60.0)
+    teacher = RemoteTeacher(None, None, None, wait, processes, print)
+    assert teacher._lost_seconds == seconds

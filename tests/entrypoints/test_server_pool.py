@@ -217,6 +217,17 @@ def test_a_thousand_processes_look_at_the_head_as_often_in_all_as_250():
     assert [look_seconds(processes) for processes in (1, 250, 1000)] == [5.0, 5.0, 20.0]
 
 
+def test_a_server_may_be_silent_for_longer_where_many_processes_ask_it():
+    """The parts of the others come first: of 64, 378 in four threads."""
+    assert [pool_module.lost_seconds(processes) for processes in (1, 8, 16, 64, 1000)] == [
+        60.0,
+        60.0,
+        120.0,
+        480.0,
+        480.0,
+    ]
+
+
 def other_images(channels, tmp_path):
     folder = tmp_path / "other"
     for file in (channels / "train").rglob("*.jpg"):

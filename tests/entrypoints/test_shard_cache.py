@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
+import multiprocessing
 import os
 import shutil
 import signal
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -210,10 +213,10 @@ def test_a_full_disk_and_a_small_limit_leave_shards_to_be_read_in_place(tmp_path
 
 def test_a_shard_of_the_same_size_that_was_made_again_is_copied_again(tmp_path):
     root = tmp_path / "train"
-    for time, numbers in enumerate(([0, 1, 2, 3], [3, 1, 0, 2])):
+    for turn, numbers in enumerate(([0, 1, 2, 3], [3, 1, 0, 2])):
         samples = ([(f"{number}.png", picture(number)), (f"{number}.cls", b"%d" % number)] for number in numbers)
         write_shard(root / "a.tar", [member for sample in samples for member in sample])
-        os.utime(root / "a.tar", ns=(time, time))
+        os.utime(root / "a.tar", ns=(turn, turn))
         opened = LabelledShards(root, reading=ShardReading(streamed=True))
         assert opened.labels.tolist() == numbers
         assert [opened.image(place) for place in range(4)] == [picture(number) for number in numbers]
@@ -311,3 +314,17 @@ def test_reading_ahead_stops_with_its_epoch_and_never_passes_half_of_the_limit(t
 
 def read_ahead_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "shards ahead"]
+
+
+def test_a_process_that_is_forked_while_a_lock_is_held_does_not_keep_it(tmp_path):
+    """A data worker is, while the thread that reads ahead copies a shard; the lock would be held for ever."""
+    with shard_cache.locked(tmp_path / "lock"):
+        forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        forked.start()
+    try:
+        descriptor = os.open(tmp_path / "lock", os.O_RDWR)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(descriptor)
+    finally:
+        forked.kill()
+        forked.join()

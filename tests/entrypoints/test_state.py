@@ -127,6 +127,24 @@ def test_a_state_set_up_again_goes_on_bit_for_bit(precision):
     assert first.schedule.get_last_lr() == second.schedule.get_last_lr()
 
 
+def test_in_a_world_of_another_size_a_rank_takes_the_means_and_its_own_random_numbers():
+    """And what no training changes, as an attention's mask, is in no checkpoint of each rank."""
+    of = model()
+    of.model.append(nn.BatchNorm1d(3))
+    of.model.register_buffer("mask", torch.zeros(3), persistent=False)
+    state = prepare(of, TrainingSettings(), 10, ALONE)
+    own = state.own()
+    assert any("running_var" in name for name in own) and not any("mask" in name for name in own)
+    means = {name: torch.full_like(value, 0.25) for name, value in own.items() if value.is_floating_point()}
+    random = {name: value.clone() for name, value in own.items() if name not in means}
+    state.step = 4
+    state.restore_own(means, same_world=False)
+    assert all(torch.equal(value, means[name]) for name, value in state.own().items() if name in means)
+    assert any(not torch.equal(state.own()[name], value) for name, value in random.items())
+    state.restore_own({**means, **random}, same_world=True)
+    assert all(torch.equal(state.own()[name], value) for name, value in random.items())
+
+
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 @pytest.mark.parametrize("then", [True, False])
 def test_a_run_may_go_on_in_another_memory_format(name, then):
@@ -190,6 +208,7 @@ def test_convolutional_models_train_channels_last_unless_told_otherwise():
 
 
 ZERO = """
+    import torch.distributed as dist
     from training.settings.scripts import TrainingSettings
     from training.engine.state import prepare
     from training.models.timm_models import Normalized
@@ -212,6 +231,12 @@ ZERO = """
             inner = state.optimizer.optim if zero else state.optimizer
             kept = sum(value.numel() for entry in inner.state.values() for value in entry.values() if value.ndim)
             captured = state.capture()
+            if zero:  # resumed, it keeps as much as before, and is captured alike
+                everyones = [captured]
+                dist.broadcast_object_list(everyones)
+                state.restore(everyones[0])
+                assert not state.optimizer.state, "nobody reads a second copy"
+                captured = state.capture()
             results[zero] = (captured, kept, [item.detach().clone() for item in state.model.parameters()])
         torch.save({"kept": [results[zero][1] for zero in (False, True)], "captured": results[True][0], "plain": results[False][0],
                     "weights": [results[zero][2] for zero in (False, True)]}, out / f"rank-{world.rank}.pt")

@@ -279,3 +279,27 @@ def test_a_shard_that_is_gone_is_named_at_once(tmp_path):
 
 def _raise(number: int) -> bytes:
     raise OSError(number, os.strerror(number))
+
+
+def test_an_image_of_a_shard_takes_one_read_with_its_name(tmp_path, failing_reads):
+    """On FSx each read is a round trip; its name, which only messages need, lies before it."""
+    source = shards(tmp_path / "train")
+    reads = failing_reads(0)
+    assert source.image(4) == picture(4) and source.name(4).endswith("4.png") and len(reads) == 1
+    assert source.name(2).endswith("2.png") and len(reads) == 2, "of one that was not read its header alone is"
+
+
+def test_a_shard_whose_mount_is_gone_hinders_no_other(tmp_path, failing_reads, monkeypatch):
+    """A restarted mount knows none of the old handles."""
+    source = shards(tmp_path / "train")
+    assert (source.image(0), source.image(5)) == (picture(0), picture(5))
+    other, fstat = source._files[0].descriptor, os.fstat
+
+    def stale(descriptor: int) -> os.stat_result:
+        if descriptor == other:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return fstat(descriptor)
+
+    monkeypatch.setattr(os, "fstat", stale)
+    failing_reads(1, errno.ESTALE)
+    assert source.image(5) == picture(5)

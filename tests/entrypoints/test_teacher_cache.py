@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from training.teacher import cache_filling
 from training.teacher.cache import TeacherCache
 from training.teacher.label_bank import ViewFile
 
@@ -384,3 +385,29 @@ def test_a_cache_that_one_rank_refuses_stops_all_of_them(tmp_path):
     assert all(rank.returncode == 1 for rank in ranks)
     assert "another process cannot use its label bank" in ranks[0].stderr
     assert "other precision (there fp32, here fp16)" in ranks[1].stderr
+
+
+def test_processes_of_a_host_share_the_search_for_what_lacks(tmp_path, monkeypatch):
+    """Each looks at its batches, and the sum over ranks has those of all."""
+    cache = opened(tmp_path / "cache")
+    batches = np.arange(IMAGES).reshape(-1, 10)
+    cache.begin_epoch([1], batches.ravel())
+    assert cache.lacking(1, batches).tolist() == [True] * 6
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert cache.lacking(1, batches).tolist() == [True, False] * 3
+    cache.close()
+
+
+def test_answers_of_many_ranks_come_in_pieces_with_the_same_records(tmp_path, monkeypatch):
+    files = {}
+    for piece in (cache_filling.PIECE_BYTES, 100):
+        monkeypatch.setattr(cache_filling, "PIECE_BYTES", piece)
+        cache, teacher = opened(tmp_path / f"{piece}"), CountedTeacher()
+        cache.begin_epoch([1], np.arange(IMAGES))
+        for first in range(0, IMAGES, 20):
+            cache.fill(batch_of(np.arange(first, first + 20)), teacher)
+        cache.complete_view()
+        files[piece] = {file.name: file.read_bytes() for file in (tmp_path / f"{piece}").glob("view-*")}
+        cache.close()
+    one, many = files.values()
+    assert one == many and len(one) == 1

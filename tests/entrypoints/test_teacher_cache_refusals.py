@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from training.teacher.cache import TeacherCache
 from training.teacher.logit_records import record_layout
 
 from tests.entrypoints.teacher_caches import (
@@ -120,14 +121,38 @@ def test_what_is_written_already_needs_no_room(tmp_path, monkeypatch):
         opened(tmp_path, views=2)
 
 
-def test_a_full_disk_is_told_with_the_fix(tmp_path):
+@contextlib.contextmanager
+def full(cache: TeacherCache):
+    """While it lasts, the disk of view 1 has no room."""
+    own = cache._files[1]._file
+    kept = os.dup(own)
+    with open("/dev/full", "r+b", buffering=0) as device:
+        os.dup2(device.fileno(), own)
+    yield
+    os.dup2(kept, own)
+    os.close(kept)
+
+
+def test_a_full_disk_ends_labelling_with_the_fix(tmp_path):
     cache = opened(tmp_path)
     cache.begin_epoch([1], np.arange(IMAGES))
-    with open("/dev/full", "wb") as full:
-        os.dup2(full.fileno(), cache._files[1]._file)
-    with pytest.raises(OSError, match="no room for the label bank: free some space"):
-        cache.answers(batch_of([1, 2]), CountedTeacher())
-        cache.sync()
+    with full(cache), pytest.raises(OSError, match="no room for the label bank: free some space"):
+        cache.fill(batch_of([1, 2]), CountedTeacher())
+        cache._filling.settle()
+
+
+def test_a_full_disk_costs_training_records_and_no_step(tmp_path, capsys):
+    cache, teacher = opened(tmp_path), CountedTeacher()
+    cache.begin_epoch([1], np.arange(IMAGES))
+    with full(cache):
+        for images in ([1, 2], [3, 4]):
+            cache.answers(batch_of(images), teacher)
+        cache._filling.settle()
+    cache.answers(batch_of([5]), teacher)  # there is room again
+    assert not cache.begin_epoch([1], np.arange(IMAGES))
+    held = cache._read_view(1, np.arange(IMAGES))[1]
+    assert np.flatnonzero(held).tolist() == [5]
+    assert capsys.readouterr().out.count(f"no room for the label bank in {tmp_path}: training goes on") == 1
 
 
 # --- read-only

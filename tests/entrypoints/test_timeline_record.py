@@ -157,3 +157,20 @@ def test_the_cpu_time_of_worker_processes_is_told_from_the_training_processs_own
     )
     assert alone["worker_cpu_seconds"] == 0 < workers["worker_cpu_seconds"]
     assert workers["cpu_seconds"] > 0
+
+
+def test_a_disk_that_is_full_costs_lines_and_no_training(tmp_path, monkeypatch, capsys):
+    record = TimelineRecord(tmp_path, World(0, 1, 0, torch.device("cpu"), "none", "test"), TrainingSettings())
+    write = os.write
+
+    def full(*_) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    record.stall("checkpoint", 1, 2.0)
+    record.stall("checkpoint", 2, 2.0)
+    monkeypatch.setattr(os, "write", write)
+    record.stall("checkpoint", 3, 2.0)
+    lines = [json.loads(line) for line in (tmp_path / "timeline-0.jsonl").read_text().splitlines()]
+    assert [line.get("step") for line in lines] == [None, 3]
+    assert capsys.readouterr().out.count("timeline-0.jsonl lacks a line, and maybe later ones") == 1

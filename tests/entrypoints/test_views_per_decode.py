@@ -185,7 +185,7 @@ def test_a_file_is_kept_from_its_first_view_to_its_last_and_no_longer():
     read, decoded = [], []
 
     def file(index: int) -> ImageFile:
-        return ImageFile(lambda: read.append(index) or b"file", str(index))
+        return ImageFile(lambda: read.append(index) or b"file", lambda: str(index))
 
     files = OpenFiles(file, [7, 7, 8])
     for index in (7, 8, 7, 7, 9):
@@ -205,7 +205,7 @@ def test_threads_read_files_side_by_side_and_each_file_once():
         both.wait(timeout=20)  # which only two that read at the same time pass
         return b"no image"
 
-    files = [ImageFile(partial(reads, name), name) for name in "ab"]
+    files = [ImageFile(partial(reads, name), partial(str, name)) for name in "ab"]
     with ThreadPoolExecutor(4) as threads:
         headers = [*threads.map(lambda file: file.header, files * 2)]
     assert headers == [None] * 4 and sorted(read) == ["a", "b"]
@@ -237,7 +237,7 @@ def test_the_views_of_an_image_are_made_in_one_part():
 
 
 def test_what_cannot_be_decoded_fails_for_each_view():
-    image = ImageFile(lambda: b"no image", "x.jpg")
+    image = ImageFile(lambda: b"no image", lambda: "x.jpg")
     for _ in range(2):
         with pytest.raises(BrokenImage, match="x.jpg"):
             FastPreprocessor().varied(image, 8, 3, Augmentation(), random.Random(0))

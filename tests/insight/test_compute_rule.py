@@ -193,17 +193,24 @@ def test_twice_as_fast_arithmetic_is_expected():
     ("facts", "values"),
     [
         ({}, ["bf16", "tf32"]),
-        ({"device_name": "NVIDIA A100-SXM4-40GB"}, ["bf16", "tf32"]),
-        ({"device_name": "Tesla V100-SXM2-16GB"}, ["fp16"]),
+        ({"compute_capability": 8.6}, ["bf16", "tf32"]),
+        ({"compute_capability": 7.0}, ["fp16"]),
         ({"instance_type": "ml.p3.2xlarge"}, ["fp16"]),
         ({"instance_type": "ml.p4d.24xlarge"}, ["bf16", "tf32"]),
-        ({"instance_type": "ml.c5.2xlarge", "device_name": "Tesla T4"}, ["fp16"]),
-        ({"instance_type": "local", "device_name": "Tesla T4"}, ["fp16"]),
+        ({"instance_type": "ml.c5.2xlarge", "compute_capability": 7.5}, ["fp16"]),
+        ({"instance_type": "local"}, ["bf16", "tf32"]),
     ],
     ids=str,
 )
 def test_the_sixteen_bits_are_those_that_the_gpu_has(facts, values):
     assert [fix.value for fix in slow_arithmetic(facts=facts).fixes] == values
+
+
+@pytest.mark.parametrize("facts", [{"compute_capability": 6.1}, {"instance_type": "ml.p2.xlarge"}], ids=str)
+def test_a_gpu_without_tensor_cores_gains_nothing_from_fewer_bits(facts):
+    told = report(settings={"precision": "fp32"}, gpu=90, facts=facts)
+    assert dict(told.not_applicable)["arithmetic in fp32"] == "the GPU has no tensor cores"
+    assert not [one for one in told.findings if one.kind == "fp32_compute"]
 
 
 def test_arithmetic_without_its_precision_or_its_time_is_not_measured():
@@ -212,3 +219,11 @@ def test_arithmetic_without_its_precision_or_its_time_is_not_measured():
     told = report(phases=None, gpu=None, facts={"device": "cuda"}, settings={"precision": "fp32"})
     assert missing(told, what) == "no step timeline was found"
     assert dict(report(gpu=None).not_applicable)[what] == "no GPU"
+
+
+def test_the_exchange_is_no_arithmetic():
+    """Within backward, and of gradients that autocast leaves in fp32."""
+    phases = {"data_wait": 0.02, "student_forward": 0.26, "backward": 0.72, "grad_sync": 0.4}
+    found = slow_arithmetic(phases=phases, gpu=97, ranks=2)
+    assert found.share == pytest.approx(0.58, abs=0.01)
+    assert slow_arithmetic(phases={**phases, "grad_sync": 0.5}, gpu=97, ranks=2) is None

@@ -15,7 +15,7 @@ from launcher.insight.evidence import Evidence
 from launcher.insight.measurements import Measurements, Series
 from launcher.insight.phases import order
 from launcher.insight.rules.table import judge
-from launcher.insight.script import PAUSES
+from launcher.insight.script import PAUSES, Address, Part, Script
 from launcher.insight.speed import training
 from launcher.insight.touches import START, TOUCHES, UNKNOWN, touch_of
 from tests.insight.planted import plant
@@ -381,3 +381,24 @@ def test_pauses_and_starts_of_epochs_have_spreads_of_their_own():
 def test_a_run_of_two_windows_and_four_pauses_has_no_range():
     few = plant(phases=STEP, steps=20, evaluate=(5, 1.0), system=False)
     assert len(few.stalls) == 4 and training(Evidence(few)).freedom == 0
+
+
+def test_ranks_of_a_sharded_model_wait_in_forward_too():
+    """Which so is no control: that batches came late made it longer before."""
+    before, after = (
+        {**QUICK, "optimizer": 0.1, **one}
+        for one in ({"data_wait": 0.15, "forward": 0.35}, {"data_wait": 0.01, "forward": 0.2})
+    )
+    parts = (
+        Part(of="data_parallel", at=Address("train.py", 9, ""), values={"class": "FullyShardedDataParallel"}, via=None),
+    )
+
+    def one(phases, workers):
+        phases = {name: seconds for name, seconds in phases.items() if name != "student_forward"}
+        return replace(
+            plant(phases=phases, gpu=90, noise=0.02, ranks=2, settings={"num_workers": workers}),
+            script=Script(parts=parts),
+        )
+
+    both = Comparison(Diagnosis(one(before, 2)), Diagnosis(one(after, 8)))
+    assert both.speedup is not None and "forward" not in str(both.comparability.control.said).split("which")[0]

@@ -380,3 +380,26 @@ def test_the_gain_of_more_workers_is_of_the_steps_alone():
     assert found.kind == "too_few_workers" and evidence.steps_part < 0.75
     left = float(re.search(r"a step takes ([\d.]+) of its time", found.gain.formula)[1])
     assert found.gain.expected.value == pytest.approx(1 / (1 - evidence.steps_part * (1 - left)), rel=0.02)
+
+
+@pytest.mark.parametrize(("ready", "found"), [(0.8, "storage_bound"), (1.2, "too_many_workers")])
+def test_workers_that_wait_for_reads_are_not_too_many(ready, found):
+    """Each keeps 15 % of a core busy, a third of the cores idle, and no task waits for one: fewer of them would read even less at a time."""
+    usual = waiting(0.4, gpu=60, busy=5.2, worker_cpu_seconds=4.9, settings={"num_workers": 32})
+    [host] = usual.hosts.values()
+    host.other["tasks", "RunnableTasks", ""] = Series(np.linspace(BEGAN, BEGAN + 40, 9), np.full(9, 8 * ready))
+    assert asked(usual).kind == found
+
+
+@pytest.mark.parametrize(("io_wait", "found"), [(1.0, "too_few_workers"), (5.0, "storage_bound")])
+def test_a_core_that_waits_for_disks_is_little_beside_the_readers_of_eight_gpus(io_wait, found):
+    big = waiting(
+        0.4, gpu=60, ranks=8, cores=96, busy=38.0, io_wait=io_wait, worker_cpu_seconds=3.9, settings={"num_workers": 4}
+    )
+    assert asked(big).kind == found
+
+
+@pytest.mark.parametrize(("workers", "io_wait", "found"), [(0, 0.8, "storage_bound"), (0, 0.3, "too_few_workers")])
+def test_a_process_that_reads_itself_is_one_reader(workers, io_wait, found):
+    run = waiting(0.6, gpu=40, cores=96, busy=2.0, io_wait=io_wait, cpu_seconds=0.9, settings={"num_workers": workers})
+    assert asked(with_threads(run, 0.0, cpu=0.9)).kind == found

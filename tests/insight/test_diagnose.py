@@ -9,6 +9,9 @@ import sys
 import pytest
 
 import launcher
+from launcher.insight import report_text
+from launcher.insight.evidence import Evidence
+from launcher.insight.rules.table import judge
 from launcher.prepare import prepare
 from tests.conftest import ROOT
 from tests.insight.planted import plant, write
@@ -103,3 +106,12 @@ def test_a_run_of_this_machine_is_diagnosed_in_every_form(tmp_path, monkeypatch)
 def test_a_healthy_run_that_is_read_from_files_is_not_accused(tmp_path):
     told = json.loads(typed(write(plant(phases=GPU, gpu=96), tmp_path), "--json").stdout)
     assert told["findings"] == [] and told["headline"].startswith("No bottleneck found in what was measured")
+
+
+def test_the_exchange_of_gradients_is_no_arithmetic_and_a_part_of_backward():
+    run = Evidence(
+        plant(phases={"forward": 0.3, "backward": 0.5, "grad_sync": 0.08, "data_wait": 0.02}, ranks=2, noise=0.0)
+    )
+    told = report_text.text(run, judge(run))
+    assert "88 % of each step is the models' own arithmetic" in told.replace("\n", " ")
+    assert "grad_sync (part of backward)" in told

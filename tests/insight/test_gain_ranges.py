@@ -191,7 +191,7 @@ def test_a_larger_quota_gains_the_cores_that_the_processes_can_use():
 
 
 def test_a_larger_batch_gains_until_the_gpu_is_the_limit():
-    small = dict(phases={name: seconds / 8 for name, seconds in STEP.items()}, gpu_memory=30, busy=1.4)
+    small = dict(phases={name: seconds / 8 for name, seconds in STEP.items()}, gpu_memory=24, busy=1.4)
     settings = {"global_batch_size": 16}
     idle, half = (found("small_batch", **small, gpu=gpu, settings=settings).gain for gpu in (10, 50))
     assert idle.expected.value == pytest.approx(4, rel=0.1) and half.expected.value == pytest.approx(2, rel=0.1)

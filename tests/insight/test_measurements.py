@@ -22,6 +22,7 @@ from launcher.insight.evidence import Evidence
 from launcher.insight.measurements import read
 from launcher.insight.rules import pauses
 from launcher.prepare import prepare
+from launcher.record.records import RunFolder
 
 BEGIN = 1_795_000_020
 """A full minute."""
@@ -148,10 +149,37 @@ def test_s3_is_read_as_a_folder_is(in_s3):
     assert [*found.hosts] == ["algo-1", "algo-2"] and same(found, read(str(in_s3)))
 
 
-def test_a_run_on_sagemaker_is_read_where_its_agent_wrote(in_s3, store):
+BUCKETS = {"OutputDataConfig": {"S3OutputPath": "s3://amzn-s3-demo-bucket/runs"}}
+SWITCHED_ON = {"ProfilerConfig": {"S3OutputPath": "s3://amzn-s3-demo-bucket/runs/", "DisableProfiler": False}}
+SWITCHED_OFF = {"ProfilerConfig": {"DisableProfiler": True}}
+
+
+@pytest.mark.parametrize(
+    ("request_json", "planned", "remote"),
+    [
+        (SWITCHED_ON, None, {}),
+        (None, {**SWITCHED_ON, **BUCKETS}, {}),
+        (BUCKETS | SWITCHED_OFF, None, SWITCHED_ON),
+        (BUCKETS, None, {"ProfilerConfig": {"DisableProfiler": False}}),
+        (SWITCHED_ON, None, SWITCHED_OFF),
+    ],
+    ids=[
+        "the job's",
+        "of another program's job",
+        "switched on later",
+        "without a place of its own",
+        "switched off later",
+    ],
+)
+def test_a_run_on_sagemaker_is_read_where_its_agent_wrote(in_s3, store, request_json, planned, remote):
     folder = store / "job-1"
     folder.mkdir(parents=True)
-    job = {"name": "job", "script": "train_kd.py", "compute": {"instance_type": "ml.p4d.24xlarge"}}
+    job = {
+        "name": "job",
+        "script": "train_kd.py",
+        "region": "us-east-1",
+        "compute": {"instance_type": "ml.p4d.24xlarge"},
+    }
     job["hyperparameters"] = {"epochs": 3}
     plan = {
         "name": "job-1",
@@ -160,9 +188,10 @@ def test_a_run_on_sagemaker_is_read_where_its_agent_wrote(in_s3, store):
         "job": job,
         "hosts": [{"name": "algo-1"}, {"name": "algo-2"}],
     }
-    (folder / "plan.json").write_text(json.dumps(plan))
-    profiling = {"S3OutputPath": "s3://amzn-s3-demo-bucket/runs/", "DisableProfiler": False}
-    (folder / "request.json").write_text(json.dumps({"ProfilerConfig": profiling}))
+    (folder / "plan.json").write_text(json.dumps(plan | ({"request": planned} if planned else {})))
+    (folder / "remote.json").write_text(json.dumps(remote))
+    if request_json is not None:
+        (folder / "request.json").write_text(json.dumps(request_json))
     found = read("job-1")
     assert same(found, read(str(in_s3))) and found.settings == {"epochs": 3}
     assert found.facts == {
@@ -334,3 +363,16 @@ def test_lines_in_one_document_and_line_by_line_say_the_same():
         assert system_files._events(content) == [json.loads(line) for line in lines]
     assert system_files._events(b"\n".join([*lines, b"{"])) == [*(json.loads(line) for line in lines), None]
     assert system_files._events(b"") == []
+
+
+def test_the_code_of_a_watched_command_is_its_repositorys_commit_and_what_was_changed_since(store):
+    """It has no source package: a change of its code between two runs is a change all the same."""
+    codes = []
+    for number, (commit, patch) in enumerate([("a1", b""), ("a1", b"+ x"), ("b2", b""), ("a1", b""), (None, b"")]):
+        folder = store / f"watched-{number}"
+        folder.mkdir(parents=True)
+        (folder / "git.json").write_text(json.dumps({"commit": commit}))
+        if patch:
+            (folder / "git.patch").write_bytes(patch)
+        codes.append(measurements._code(RunFolder(folder)))
+    assert codes[0] == codes[3] and len({*codes}) == 4 and codes[4] is None

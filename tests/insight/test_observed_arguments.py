@@ -7,6 +7,7 @@ import re
 import pytest
 
 from launcher.commands.compare import learned_from, print_comparison
+from launcher.insight.comparison import Comparison
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.measurements import read
 from launcher.record import records
@@ -97,3 +98,24 @@ def test_runs_are_compared_by_what_the_observer_saw(store, capsys):
     first, second = (dict(zip(rows[0], row)) for row in rows[2:4])
     assert first["model"] == "ResNet" and float(first["s/step"]) == pytest.approx(2 * float(second["s/step"]), rel=0.05)
     assert float(second["images/s"]) == pytest.approx(256 / float(second["s/step"]), rel=0.05)
+
+
+def test_a_flag_has_no_value_of_the_option_behind_it(store):
+    """Else two runs whose options stand in another order differ in it, and have no control."""
+    orders = ["--amp --batch 256 --shift -1 --workers 16", "--amp --workers 2 --shift -1 --batch 256 --last"]
+    before, after = (
+        Diagnosis(
+            read(
+                str(
+                    run_folder(
+                        store, {"name": f"run-{number}"}, CROWD, command=("python", "train.py", *text.split())
+                    ).path
+                )
+            )
+        )
+        for number, text in enumerate(orders)
+    )
+    for one in (before, after):
+        assert one.measurements.settings["--amp"] == "" and one.measurements.settings["--shift"] == "-1"
+    changed = {name for name, *_ in Comparison(before, after).changed()}
+    assert {name for name in changed if name.startswith("--")} == {"--workers", "--last"}

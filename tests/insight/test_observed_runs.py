@@ -158,12 +158,17 @@ ADDRESSES = {
         [], [sampled(60, "augment(images)", 40)], "train.py:63", "`augment(images)` at train.py:63 takes 40 %",
     ),
     "the exchange of gradients": (
-        "communication_bound", PLANTED["communication_bound", "harsh"],
+        "communication_bound", {**PLANTED["communication_bound", "harsh"], "gpu_memory": 40},
         [setup("data_parallel", 25, "model = DDP(model)", world_size=16, **{"class": "DistributedDataParallel"})], [],
         "train.py:42", "DataLoader(batch_size=16) at train.py:42: set batch_size=32",
     ),
+    "the exchange of gradients, on full memory": (
+        "communication_bound", {**PLANTED["communication_bound", "harsh"], "gpu_memory": 60},
+        [setup("data_parallel", 25, "model = DDP(model)", world_size=16, **{"class": "DistributedDataParallel"})], [],
+        "train.py:25", "the gradients of 2 batches summed up before each step: GPU memory holds no 2 times the images at once",
+    ),
     "a quota": (
-        "cpu_throttled", PLANTED["cpu_throttled", "mild"], [], [],
+        "cpu_throttled", {**PLANTED["cpu_throttled", "mild"], "settings": {"num_workers": 4}}, [], [],
         "train.py:42", "a larger quota (docker --cpus)",
     ),
 }  # fmt: skip
@@ -215,7 +220,7 @@ def test_a_line_that_holds_a_secret_is_named_without_its_text(tmp_path):
 
 def test_a_tf32_fix_stands_before_the_loop(tmp_path):
     _, planted, setups, lines, *_ = ADDRESSES["fp32 on a device that is not NVIDIA's"]
-    planted = {**planted, "facts": {"device_name": "NVIDIA A100-SXM4-40GB"}}
+    planted = {**planted, "facts": {"compute_capability": 8.0}}
     fixes = diagnosed(tmp_path, planted, *setups, lines=lines).findings[0].fixes
     assert (
         "torch.set_float32_matmul_precision('high') before `optimizer = SGD(model.parameters())` at train.py:20"
@@ -228,6 +233,15 @@ def test_autocast_and_tf32_are_no_fp32(tmp_path):
     for number, values in enumerate(({"autocast": "bfloat16"}, {"matmul_precision": "high"}, {"allow_tf32": True})):
         found = diagnosed(tmp_path / str(number), planted, setup("precision", 72, "loss.backward()", **values))
         assert found.findings == (), values
+
+
+@pytest.mark.parametrize("name", ["FullyShardedDataParallel", "fully_shard"])
+def test_a_model_whose_sharding_has_a_policy_of_its_own_is_not_said_to_compute_in_fp32(tmp_path, name):
+    sharded = setup("data_parallel", 25, "model = FSDP(model)", world_size=4, **{"class": name})
+    found = diagnosed(tmp_path, PLANTED["fp32_compute", "harsh"], sharded)
+    assert found.findings == ()
+    [missing] = [one for one in found.report.not_measured if one.what == "arithmetic in fp32"]
+    assert missing.reason == "the precision of this run is not known"
 
 
 def test_a_frozen_model_is_a_teacher_that_is_not_measured(tmp_path):

@@ -14,8 +14,10 @@ from launcher.insight.findings import Finding
 from launcher.insight.measurements import Measurements
 from launcher.insight.phases import NO_PHASE
 from launcher.insight.rules import pauses
+from launcher.insight.rules.neighbours import noisy
 from tests.insight.planted import plant
 from tests.insight.test_data_rule import with_epochs
+from tests.insight.test_neighbours import with_programs, with_threads
 
 STEP = {"data_wait": 0.01, "student_forward": 0.33, "backward": 0.66}
 """A second."""
@@ -304,8 +306,21 @@ def test_slow_steps_whose_thread_has_no_core_are_the_quotas(throttled, delay, ex
     run = planted(slow_steps={80: ("backward", 24.0)}, throttled=throttled)
     if delay is not None:
         seconds = run.ranks[0].seconds["step"]
-        run.ranks[0].extra["run_delay_seconds"] = delay * (seconds - np.median(seconds)) + 0.3
+        run.ranks[0].extra["run_delay_seconds"] = delay * (seconds - np.median(seconds)) + 0.03
     assert (pauses.outliers(Evidence(run)) is EXPLAINED) == explained
+
+
+@pytest.mark.parametrize(
+    ("delay", "outside", "explained"), [(0.6, 3.0, True), (0.4, 3.0, False), (0.6, 0.0, True), (0.0, 3.0, False)]
+)
+def test_slow_steps_whose_thread_has_no_core_are_those_of_the_noisy_neighbour(delay, outside, explained):
+    """A third of the time goes by in one window, in which the thread waits for a core for a part of what it takes longer."""
+    run = with_threads(planted(slow_steps={80: ("backward", 95.0)}, gpu=40), delay=0.0)
+    run = with_programs(run, python=outside) if outside else run
+    seconds = run.ranks[0].seconds["step"]
+    run.ranks[0].extra["run_delay_seconds"] = delay * (seconds - np.median(seconds)) + 0.001
+    assert (pauses.outliers(Evidence(run)) is EXPLAINED) == explained
+    assert not explained or isinstance(noisy(Evidence(run)), Finding)
 
 
 def test_shapes_that_vary_are_a_matter_of_compiled_models():

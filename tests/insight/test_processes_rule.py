@@ -11,6 +11,7 @@ from launcher.insight.findings import Finding
 from launcher.insight.phases import NO_PHASE
 from launcher.insight.report import Report
 from launcher.insight.rules.table import judge
+from launcher.insight.script import Address, Part, Script
 from tests.insight.planted import plant
 
 STEP = {"data_wait": 0.01, "student_forward": 0.33, "backward": 0.66}
@@ -205,3 +206,51 @@ def test_one_process_beside_seven_idle_gpus_has_too_few_of_them():
     found = finding("uneven_gpus", ranks=1, gpus=[95.0] + [0.0] * 7)
     assert found is not None and "there are fewer processes than GPUs" in found.cause
     assert finding("uneven_gpus", ranks=1, gpus=[95.0, 0.0], facts={"device": "cpu"}) is None
+
+
+@pytest.mark.parametrize("gpus", [[95.0, 95.0, 0.0, 0.0], [95.0, 95.0, 95.0, 0.0]], ids=str)
+def test_gpus_without_a_process_are_found_beside_timed_ranks(gpus):
+    found = finding("uneven_gpus", gpus=gpus, ranks=len(gpus) - gpus.count(0.0))
+    assert "there are fewer processes than GPUs" in found.cause
+    told = finding("uneven_gpus", gpus=gpus, ranks=len(gpus) - gpus.count(0.0), facts={"distribution": "torchrun"})
+    assert str(told.fixes[0]).startswith("compute.processes_per_host=4: one process per GPU")
+    assert finding("uneven_gpus", gpus=[95.0, 95.0, 95.0, 40.0], ranks=4) is None, "the slow rank's GPU"
+
+
+# A sharded model
+
+
+def sharded(**planted):
+    """Of two ranks, whose weights are shared out: both gather them in forward."""
+    parts = (Part(of="data_parallel", at=Address("train.py", 9, ""), values={"class": "fully_shard"}, via=None),)
+    run = plant(**{"phases": STEP, "noise": 0.0, "ranks_a_host": 1, **planted})
+    return judge(Evidence(dataclasses.replace(run, script=Script(parts=parts))))
+
+
+def test_of_a_sharded_model_no_rank_is_blamed_for_waiting_in_forward():
+    """Rank 0 writes a log, and rank 1 waits for its weights."""
+    ranks = {0: {NO_PHASE: 0.15}, 1: {"student_forward": 0.48}}
+    plain = judge(Evidence(plant(phases=STEP, noise=0.0, ranks=ranks)))
+    assert [one.rank for one in plain.findings if one.kind == "slow_rank"] == [1], "of a plain one this is its own work"
+    told = sharded(
+        ranks={0: {NO_PHASE: 0.15}, 1: {"forward": 0.48}}, phases={"data_wait": 0.01, "forward": 0.33, "backward": 0.66}
+    )
+    assert not [one for one in told.findings if one.kind == "slow_rank"]
+    assert "sharded model wait for each other in forward" in reasons(told)["one slow rank"]
+    late = sharded(ranks={0: {}, 1: {"data_wait": 0.4}}, phases={"data_wait": 0.01, "forward": 0.33, "backward": 0.66})
+    [found] = [one for one in late.findings if one.kind == "slow_rank"]
+    assert found.rank == 1 and "most of it in data_wait" in found.evidence[1]
+
+
+def test_smddp_is_not_advised_to_a_run_on_it():
+    advice = [
+        str(finding("communication_bound", phases={**STEP, "grad_sync": 0.3}, facts={"backend": backend}).fixes[-1])
+        for backend in ("nccl", "smddp")
+    ]
+    assert "smddp" in advice[0] and advice[1] == "fewer, larger hosts"
+
+
+def test_a_process_for_each_gpu_is_not_advised_where_there_is_one():
+    """As where a script leaves all of them on the first GPU: which is looked at."""
+    found = finding("uneven_gpus", phases=None, ranks=1, gpus=[95.0, 0.0], facts={"distribution": "torchrun"})
+    assert str(found.fixes[0]).startswith("look at algo-1 gpu1")

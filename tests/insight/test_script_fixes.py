@@ -122,8 +122,16 @@ def test_workers_are_set_where_the_loader_is_made(parts, said):
 def test_as_many_workers_as_there_are_cores(usable, workers):
     fix = kit("num_workers", "auto")
     assert told(loader(), fix=fix, planted={"usable": usable}).endswith(f"set num_workers={workers}")
-    unknown = told(loader(), fix=fix, planted={"system": False})
-    assert unknown.endswith("set num_workers=1"), "where nobody knows the cores"
+    assert "num_workers" not in told(loader(), fix=fix, planted={"system": False}), "nobody knows the cores"
+
+
+def test_two_loaders_a_step_make_no_parts_of_a_batch():
+    """As FixMatch's do, of labelled and of unlabelled images."""
+    fix = kit("global_batch_size", 2048, now=512)
+    both = (loader(batch_size=64), part("loader", 43, "DataLoader(unlabelled)", role="training", batch_size=448))
+    assert told(*both, fix=fix, planted={"settings": {"global_batch_size": 512}}).startswith("a larger batch")
+    assert Script(parts=both).settings().get("batch_size_per_device") is None
+    assert Script(parts=both[:1]).settings()["batch_size_per_device"] == 64
 
 
 @pytest.mark.parametrize(
@@ -194,7 +202,7 @@ STEP, BACKWARD = part("step", 73, "optimizer.step()"), part("backward", 72, "los
     ("parts", "value", "said"),
     [
         ([MODEL, STEP], "bf16", "dtype=torch.bfloat16) around `out = model(images)` at train.py:71 and the loss"),
-        ([MODEL], "fp16", "dtype=torch.float16) around `out = model(images)` at train.py:71 and the loss"),
+        ([MODEL], "fp16", "dtype=torch.float16) around `out = model(images)` at train.py:71 and the loss, with torch.amp.GradScaler around backward and step: small gradients are 0 in fp16"),
         (
             [part("model", 73, "optimizer.step()", trainable=10), STEP, BACKWARD],
             "bf16",
@@ -367,3 +375,9 @@ def test_a_number_that_is_read_at_every_step_is_read_less_often():
     said = told(kind="synchronising_calls", lines=(waits,))
     assert said.startswith("`total += loss.item()` at train.py:88 waits for the GPU at every step")
     assert told(kind="synchronising_calls", lines=(line(88, 0.5),)) == NOTHING
+
+
+@pytest.mark.parametrize(("scaler", "said"), [((), True), ((part("scaler", 3, enabled=False),), True), ((part("scaler", 3, enabled=True),), False)], ids=["none", "off", "on"])  # fmt: skip
+def test_fp16_comes_with_a_scaler(scaler, said):
+    assert ("torch.amp.GradScaler" in told(*scaler, fix=kit("precision", "fp16", "fp32"))) == said
+    assert "GradScaler" not in told(*scaler, fix=kit("precision", "bf16", "fp32"))

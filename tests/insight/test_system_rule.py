@@ -65,6 +65,12 @@ def test_a_quota_on_a_host_whose_cores_were_not_watched_is_told_without_them():
     )
 
 
+@pytest.mark.parametrize(("workers", "advised"), [(1, False), (2, False), (3, True), (None, True)])
+def test_fewer_workers_are_advised_where_there_are_more_than_the_quota_has_cores(workers, advised):
+    settings = [fix.setting for fix in throttled(throttled=30, settings={"num_workers": workers}).fixes]
+    assert ("hyperparameters.num_workers" in settings) == advised
+
+
 # Memory
 
 POINTS = 100

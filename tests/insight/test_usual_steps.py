@@ -177,8 +177,9 @@ def test_of_a_run_with_few_samples_in_usual_steps_those_in_slow_ones_count_too()
 
 def test_where_no_step_was_timed_every_sample_counts():
     run = plant(gpu=80, seconds=60)
-    halved = idle_in(run, (BEGAN, BEGAN + 30))
+    halved = idle_in(run, (BEGAN + 10, BEGAN + 40))
     assert Evidence(halved).gpu_idle == pytest.approx(0.6, abs=0.02)
+    assert Evidence(idle_in(run, (BEGAN, BEGAN + 61))).gpu_idle == 1, "also of a GPU on which nothing ever ran"
 
 
 def test_samples_of_the_start_do_not_stand_for_those_of_steps_that_are_too_few():
@@ -291,3 +292,26 @@ def test_cpu_time_is_cores_over_the_time_of_the_same_steps():
     assert neighbours(evidence)[THREADS] == pytest.approx(0.25)
     assert evidence.worker_use == pytest.approx(0.008 / 4 / evidence.steady_step_seconds)
     assert evidence.cores_used(None) is None and Evidence(plant(gpu=50)).cores_used(0.1) is None
+
+
+def test_without_timed_steps_a_run_is_judged_from_its_gpus_first_sample_of_work():
+    """Before, eight of 24 minutes of installing, listing and compiling made a healthy run one whose GPU idles."""
+    run = plant(phases=None, gpu=95, seconds=1440.0, interval=10.0, noise=0.0)
+    late = idle_in(run, (BEGAN, BEGAN + 480))
+    assert kinds(late) == kinds(run) and Evidence(late).gpu_idle == pytest.approx(0.05, abs=0.02)
+    idle = idle_in(run, (BEGAN + 480, BEGAN + 960))
+    assert Evidence(idle).gpu_idle == pytest.approx(0.37, abs=0.02), "a gap between is none of the start"
+
+
+def test_a_host_whose_record_did_not_come_back_has_its_share_of_the_ranks():
+    both = plant(phases=STEP, ranks=2, ranks_a_host=1, cpu_seconds=0.4, worker_cpu_seconds=0.2, facts={"hosts": 2})
+    one = dataclasses.replace(both, hosts={"algo-1": both.hosts["algo-1"]})
+    assert Evidence(both).ranks_each == Evidence(one).ranks_each == 1
+    assert neighbours(Evidence(one)) == neighbours(Evidence(both))
+
+
+def test_a_gpu_that_hardly_computed_is_judged_by_all_samples():
+    """Two of them: a blip, then training on the CPU."""
+    run = plant(phases=None, gpu=95, seconds=600.0, interval=10.0, noise=0.0)
+    blip = idle_in(run, (BEGAN, BEGAN + 100), (BEGAN + 120, BEGAN + 700))
+    assert Evidence(blip).gpu_idle == pytest.approx(0.97, abs=0.02) and kinds(blip)

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 import launcher
-from launcher.commands import main
+from launcher.commands import live, main
 from tests.conftest import ROOT, SLEEPER, as_in_a_terminal, assert_nothing_left, wait_for_ready, wait_until
+from tests.launcher.test_store import recorded
 
 LAUNCHER = [sys.executable, "-m", "launcher"]
 
@@ -140,6 +141,13 @@ def test_a_reader_that_goes_away_is_no_error(config):
         f"{sys.executable} -m launcher logs test | head -1", shell=True, capture_output=True, text=True
     )
     assert done.stderr == ""
+
+
+def test_a_run_that_nobody_reads_any_more_is_stopped_and_that_is_no_success(config):
+    lines = "import time\nfor number in range(200): print('line', number, flush=True); time.sleep(0.1)"
+    words = f"set -o pipefail; {sys.executable} -m launcher run {config(lines)} --logs | head -1"
+    assert subprocess.run(["bash", "-c", words], capture_output=True, text=True).returncode == 1
+    assert launcher.attach("test").wait(60) == "Stopped"
 
 
 def test_an_attached_terminal_that_closes_leaves_the_run_alone(config):
@@ -282,3 +290,16 @@ def test_no_new_option_by_accident(capsys):
     }  # fmt: skip
     reference = (Path(ROOT) / "docs/reference/commands.md").read_text()
     assert all(option in reference for option in options - {"--help"})
+
+
+def test_ctrl_c_as_following_begins_is_asked_about_and_not_swallowed(monkeypatch):
+    recorded("early-20261122-100000-aaaa", state="")
+    run, detached = launcher.attach("early"), []
+    monkeypatch.setattr(live.shapes, "prepare", lambda: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(live, "_ask", lambda: "leave")
+    monkeypatch.setattr(launcher.Run, "detach", lambda run: detached.append(run.name))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # nohup makes this process ignore it
+    try:
+        assert live.follow(run) and detached == [run.name]
+    finally:
+        signal.signal(signal.SIGINT, before)

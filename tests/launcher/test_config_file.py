@@ -1,6 +1,7 @@
 """Config files: YAML 1.2's scalars, duplicate keys, and every way in which a file cannot be read."""
 
 import pytest
+import yaml
 
 import launcher
 from launcher.config import yaml_file
@@ -156,3 +157,26 @@ def test_an_override_behind_an_alias_changes_that_place_alone():
         "hyperparameters": {"epochs": 1},
         "smoke": {"hyperparameters": {"epochs": 2}},
     }
+
+
+@pytest.mark.parametrize(
+    "text", ["08", "5e-4", "1e3", "0o17", "0x1f", "1_000", "1:30", "no", "on", "true", "null", "~", "", "2024-01-02", ".inf", "<<", "a: b"]
+)  # fmt: skip
+def test_a_text_that_is_written_is_read_as_a_text_by_either_yaml(text):
+    written = yaml_file.dumped({"environment": {"KEY": text}})
+    assert values(written) == yaml.safe_load(written) == {"environment": {"KEY": text}}
+
+
+def test_numbers_that_are_written_are_read_as_they_were():
+    kept = {
+        "rate": 5e-4,
+        "tiny": 1e-07,
+        "large": 1e22,
+        "steps": 8,
+        "on": True,
+        "off": False,
+        "none": None,
+        "list": [0.1, "x"],
+    }
+    assert values(yaml_file.dumped(kept)) == yaml.safe_load(yaml_file.dumped(kept)) == kept
+    assert [*values(yaml_file.dumped(kept))] == [*kept]

@@ -147,6 +147,8 @@ def test_the_emulator_knows_no_defaults(here, tmp_path, monkeypatch):
         emulated.close()
     monkeypatch.setenv("LAUNCHER_DEFAULTS", "off")
     assert "123456789012" in launcher.load(ROOT / "configs/quickstart_teacher.yaml").role
+    job = launcher.from_values({"name": "mine", "script": "train.py", "source": "code", "profile": "production"})
+    assert job.region is None and job.profile == "production", "a profile means nothing then"
 
 
 def test_python_gets_them_too_and_a_replay_keeps_what_its_run_had(here, capsys):

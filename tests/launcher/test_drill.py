@@ -275,6 +275,7 @@ def test_a_run_whose_servers_are_killed_goes_on_and_is_the_same(tmp_path, said):
     })  # fmt: skip
     found = drill(job, kills=2, servers=True, seed=1, say=said.append)
     assert found.difference == "" and found.steps == 42, found
+    assert len(curve(found.undisturbed)) == 42, "every step is compared, whatever the job logs"
     assert [kill.how for kill in found.kills] == [SERVER] * 2 and all(kill.seconds > 0 for kill in found.kills)
     assert all(0 < kill.at_step == kill.resumed_from < 42 for kill in found.kills), "no run ended"
     for run in found.runs:
@@ -304,11 +305,12 @@ def test_the_kits_classifier_resumes_bit_for_bit(tmp_path, said, workers):
         "inputs": {name: {"folder": str(tmp_path / "digits" / name)} for name in ("train", "validation")},
         "hyperparameters": {
             "model": "vit_tiny_patch16_224", "model_options": tiny, "image_size": 16, "global_batch_size": 64, "max_shift_pixels": 2,
-            "ema_decay": 0.9, "epochs": 2, "checkpoint_every": 4, **workers,
+            "ema_decay": 0.9, "epochs": 2, "checkpoint_every": 4, "log_every": 10, **workers,
         },
     })  # fmt: skip
     found = drill(job, kills=2, seed=4, say=said.append)
     assert found.difference == "" and found.steps == 42, found
+    assert len(curve(found.undisturbed)) == 42, "every step is compared, whatever the job logs"
     assert [kill.how for kill in found.kills] == [WORKERS, STOP] and found.kills[1].resumed_from > 0
     lost = sum(kill.at_step - kill.resumed_from for kill in found.kills)
     assert 0 < found.goodput.share < found.goodput.undisturbed < 1, found.goodput

@@ -378,3 +378,27 @@ def test_init_finds_the_script_beside_what_editors_leave_and_folders_of_its_kind
     (tmp_path / ".old.py").write_text(SCRIPT)
     (tmp_path / "package.py").mkdir()
     assert starter.find_script(tmp_path) == tmp_path / "train.py"
+
+
+def test_settings_that_no_class_can_have_are_a_mistake_and_no_traceback(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("mine_settings.py").write_text(
+        "from dataclasses import dataclass\n\n\n@dataclass\nclass Mine:\n    rate: float = 0.1\n    steps: int\n"
+    )
+    Path("mine.py").write_text("from mine_settings import Mine\n\n\ndef main(settings: Mine):\n    pass\n")
+    for words in (["explain", "mine.py"], ["init", "job.yaml", "--script", "mine.py"]):
+        assert main.main(words) == 2
+        told = capsys.readouterr().err
+        assert "Mine cannot be made: TypeError: non-default argument 'steps' follows default argument" in told
+    assert not Path("job.yaml").exists()
+
+
+def test_a_folder_of_data_hides_no_built_in_config_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("quickstart").mkdir()
+    assert launcher.load("quickstart").name == "quickstart"
+
+
+def test_a_setting_is_explained_by_the_key_that_messages_have(capsys):
+    assert main.main(["explain", "quickstart", "hyperparameters.temperature"]) == 0
+    assert "temperature" in capsys.readouterr().out

@@ -197,6 +197,9 @@ def test_a_model_trainer_of_sdk_v3_becomes_a_config(here, capsys):
         ("e = PyTorch('t.py')\ne.fit('file://data')", {"inputs": {"training": {"folder": "data"}}}),
         ("e = PyTorch('t.py', input_mode='FastFile')\ne.fit('s3://b-c/d')", {"inputs": {"training": {"s3": "s3://b-c/d", "mode": "FastFile"}}}),
         ("d = sagemaker.Session().upload_data(path='data')\nPyTorch('t.py').fit({'x': d})", {"inputs": {"x": {"folder": "data"}}}),
+        ("d = sagemaker.Session().upload_data('data')\nPyTorch('t.py', input_mode='FastFile').fit({'x': d})", {"inputs": {"x": {"folder": "data", "mode": "FastFile"}}}),
+        ("PyTorch('t.py', profiler_config=sagemaker.debugger.ProfilerConfig('s3://b-c/p', 500, profile_params=sagemaker.debugger.Profiler(60)))", {"profiling": {"output": "s3://b-c/p", "system_interval_ms": 500, "profiler": {"cpu_seconds": 60}}}),
+        ("PyTorch('t.py', debugger_hook_config=sagemaker.debugger.DebuggerHookConfig('s3://b-c/d'))", {"debugger": {"output": "s3://b-c/d"}}),
     ],
 )  # fmt: skip
 def test_an_argument_becomes_the_key_for_it(text, values):
@@ -312,7 +315,7 @@ def test_secrets_stay_in_the_script(here, capsys):
     made = yaml.safe_load(text)
     assert made["secrets"] == {"WANDB_API_KEY": "env"} and made["environment"] == {"A": "1"}
     assert made["hyperparameters"] == {"lr": 1}
-    assert "WANDB_API_KEY is taken from your environment" in out and "hyperparameters.hf_token: ***" in out
+    assert "WANDB_API_KEY: its value stays in the script" in out and "hyperparameters.hf_token: ***" in out
 
 
 def test_a_script_without_a_folder_takes_along_what_lies_beside_it_and_says_so():

@@ -89,9 +89,14 @@ def test_verify_finds_a_file_that_was_cut_off_and_one_that_is_missing(tmp_path, 
     file.write_bytes(file.read_bytes()[:-5])
     assert main(["labels", "verify", str(bank)]) == 1
     assert "view-0001.bin has 1,195 bytes instead of 1,200" in capsys.readouterr().out
-    file.unlink()
-    assert main(["labels", "verify", str(bank)]) == 1
-    assert "view-0001.bin is missing, and was complete" in capsys.readouterr().out
+    for lose in (lambda: file.write_bytes(b""), file.unlink):  # as where a disk was full
+        lose()
+        assert main(["labels", "verify", str(bank)]) == 1
+        assert "view-0001.bin is missing or empty, and was complete" in capsys.readouterr().out
+        assert main(["labels", "export", str(bank), str(tmp_path / "exported"), "--as", "npz"]) == 2
+        assert (
+            "is missing or empty, and was complete" in capsys.readouterr().err and not (tmp_path / "exported").exists()
+        )
 
 
 def test_labels_that_were_never_computed_are_absent_and_no_damage(tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
@@ -70,6 +71,15 @@ def test_a_target_inside_the_source_is_refused(tmp_path):
     for target in (tmp_path / "in", tmp_path / "in/out"):
         with pytest.raises(launcher.UserError, match="is inside"):
             prepare(str(tmp_path / "in"), target)
+
+
+@pytest.mark.parametrize("below", ["train", "unlabelled/more"])
+def test_images_where_prepared_ones_go_are_no_source(tmp_path, below):
+    """Before, held-out ones stayed among those of training too."""
+    write_images(tmp_path / "data" / below, "a/1.png", "a/2.png", "b/1.png", "b/2.png")
+    with pytest.raises(launcher.UserError, match="some would be in two splits"):
+        prepare(str(tmp_path / "data" / below), tmp_path / "data")
+    assert len([*(tmp_path / "data").rglob("*.png")]) == 4
 
 
 @pytest.mark.parametrize(
@@ -236,3 +246,18 @@ def test_a_split_of_which_a_half_is_missing_is_no_class(tmp_path):
     ):
         prepare(str(tmp_path / "source"), tmp_path / "out")
     assert "in 2 classes" in prepare(str(tmp_path / "source/train"), tmp_path / "out")
+
+
+def test_a_folder_that_cannot_be_listed_is_named_and_not_left_out(tmp_path, monkeypatch):
+    write_images(tmp_path / "source", "cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png")
+    real = os.scandir
+
+    def scandir(folder):
+        if str(folder).endswith("dog"):
+            raise OSError(errno.EIO, "Input/output error", str(folder))
+        return real(folder)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(launcher.UserError, match=r"source/dog cannot be listed: Input/output error"):
+        prepare(str(tmp_path / "source"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()

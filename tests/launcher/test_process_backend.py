@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import os
@@ -14,6 +15,8 @@ import pytest
 
 import launcher
 from launcher.backends import local_hosts
+from launcher.config.issues import Issue
+from launcher.runner import run as running
 from launcher.runner.recorded_plan import plan_again
 from tests.conftest import SLEEPER, WEIRD_NAMES, assert_nothing_left, wait_for_ready, wait_until
 
@@ -230,6 +233,19 @@ def test_gpus_are_those_that_cuda_shows(monkeypatch, visible):
     local_hosts.gpus.cache_clear()
     known = {"0, 1": ("0", "1"), "1,-1,0": ("1",), "GPU-1234, MIG-5": ("GPU-1234", "MIG-5")}
     assert local_hosts.gpus() == known.get(visible, ())
+    if visible not in known:
+        assert local_hosts.share(0, 1, 1)["CUDA_VISIBLE_DEVICES"] == visible  # with none set it would see all of them
+    local_hosts.gpus.cache_clear()
+
+
+def test_without_nvidia_smi_one_host_has_the_gpus_that_are_shown_and_others_none(monkeypatch):
+    """How many there are is not known: two hosts would both take the first."""
+    monkeypatch.setattr(local_hosts.shutil, "which", lambda _: None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    local_hosts.gpus.cache_clear()
+    shares = [local_hosts.share(rank, count, 1)["CUDA_VISIBLE_DEVICES"] for rank, count in ((0, 1), (1, 2), (None, 1))]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert shares == ["0,1", "", ""] and "CUDA_VISIBLE_DEVICES" not in local_hosts.share(0, 1, 1)
     local_hosts.gpus.cache_clear()
 
 
@@ -324,3 +340,13 @@ def test_logs_can_be_followed_while_they_are_written(script_job):
     lines = [line for _, line in run.logs(follow=True) if re.match(r"line \d|^\d$|^line$", line)]
     assert " ".join(lines).split() == [word for number in range(5) for word in ("line", str(number))]
     assert run.state == "Completed"
+
+
+def test_what_only_a_start_finds_is_a_warning_at_the_line_that_starts_it(script_job, monkeypatch):
+    """Whoever calls `launcher.run` with a plan that was not checked reads no plan of what the check found."""
+    plan = launcher.plan(script_job("pass"))
+    doubt = Issue(key="compute", level="warning", found="only a check sees it", fix="look")
+    monkeypatch.setattr(running, "check", lambda plan: dataclasses.replace(plan, issues=(*plan.issues, doubt)))
+    with pytest.warns(UserWarning, match="warning: compute: only a check sees it") as seen:
+        run = launcher.run(plan)
+    assert [one.filename for one in seen] == [__file__] and run.wait(60) == "Completed"

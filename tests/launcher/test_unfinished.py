@@ -58,6 +58,14 @@ def test_in_a_terminal_it_asks(config, answer, count):
     assert begins(latest()) == {"algo-1": count}
 
 
+def test_who_gives_no_answer_wants_neither(config):
+    first = over(launcher.plan(launcher.load(config)))
+    terminal = Terminal("run", config)
+    terminal.until("[r/N]")
+    terminal.type("\x04")
+    assert terminal.exit_code() == 130 and latest().name == first.name
+
+
 def test_what_makes_the_same_job_and_code(script_job, tmp_path):
     job = script_job(COUNTS, environment={"HF_TOKEN": "hf_one", "FLAG": "1"}, hyperparameters={"rate": 0.1})
     run = over(launcher.plan(job))

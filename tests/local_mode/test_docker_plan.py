@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 import launcher
-from launcher.backends import compose, docker, docker_containers
+from launcher.backends import compose, docker, docker_containers, docker_engine
 from launcher.config.sections import Input
 from tests.conftest import ROOT, write_batch
 from tests.local_mode import sdk
@@ -238,3 +238,16 @@ class Closed(type(Path())):
 
     def __fspath__(self) -> str:
         raise PermissionError(13, "Permission denied")
+
+
+def test_trials_of_another_image_are_of_another_machine(script_job, monkeypatch):
+    """`make image` gives its name to another one."""
+    named, job = {"Id": "sha256:0123456789abcdef"}, script_job("print(1)")
+    monkeypatch.setattr(docker_engine, "look", lambda: (object(), []))
+    monkeypatch.setattr(docker_engine, "find_image", lambda image: named if image == docker.IMAGE else None)
+    before = docker.Docker().machine(job)
+    assert before.endswith(f"{docker.IMAGE} sha256:0123456789ab")
+    named["Id"] = "sha256:1123456789abcdef"
+    assert docker.Docker().machine(job) != before
+    monkeypatch.setattr(docker_engine, "look", lambda: (None, []))
+    assert docker.Docker().machine(job).endswith("not on this machine")

@@ -34,7 +34,7 @@ def test_a_machine_with_everything_is_ready(machine, monkeypatch, capsys):
     assert main.main(["doctor"]) == 0
     printed = capsys.readouterr().out
     assert (
-        "docker: ready" in printed and "process: ready" in printed and "aws: ready" in printed and "2.0 GB" in printed
+        "docker: ready" in printed and "process: ready" in printed and "aws: ready" in printed and "2.1 GB" in printed
     )
     assert "hunter2" not in printed
 

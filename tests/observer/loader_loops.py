@@ -139,3 +139,55 @@ def never_ending() -> nn.Module:
             lower(model, batch)
             optimizer.step()
     return model
+
+
+@loop
+def accumulating_with_a_rest() -> nn.Module:
+    """Four batches a step, six a pass: the gradients of the other two are kept for the next pass's first step."""
+    model, optimizer = parts()
+    batches = loader()
+    for _ in range(3):
+        for number, batch in enumerate(batches, start=1):
+            lower(model, batch)
+            if number % 4 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+    return model
+
+
+@loop
+def cycling_a_second_loader() -> nn.Module:
+    """Unlabelled batches beside the labelled ones, from a shorter loader that begins again in the middle of a step."""
+    model, optimizer = parts()
+    labelled, unlabelled = loader(), loader(4)
+    others = iter(unlabelled)
+    for _ in range(2):
+        for batch in labelled:
+            try:
+                more, _ = next(others)
+            except StopIteration:
+                others = iter(unlabelled)
+                more, _ = next(others)
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(batch[0]), batch[1]) + 0.1 * model(more).square().mean()
+            loss.backward()
+            optimizer.step()
+    return model
+
+
+@loop
+def stepping_within_backward() -> nn.Module:
+    """An optimizer for each parameter, which steps as soon as the gradient is there."""
+    model, _ = parts()
+    optimizers = {one: torch.optim.SGD([one], lr=0.01) for one in model.parameters()}
+
+    def step(parameter: torch.Tensor) -> None:
+        time.sleep(0.002)
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+    for batch in loader():
+        lower(model, batch)
+    return model

@@ -7,9 +7,11 @@ from collections import UserDict
 import numpy
 import pytest
 import torch
+from launcher_observer import addresses
 from launcher_observer.secret_shapes import shows_a_secret
 from launcher_observer.setups import samples_of
 
+from launcher.insight.script import Address
 from tests.observer.test_observer import line_number, ran
 
 
@@ -137,6 +139,40 @@ torch.compile(unbound, backend="eager", fullgraph=True)(torch.randn(3))
     assert (done.code, done.stderr) == (0, "")
 
 
+def test_a_tensors_subclass_and_a_mode_are_given_the_methods_that_they_know(tmp_path):
+    """torchvision keeps the type of an image by its list of torch.Tensor's methods, and lazy parameters refuse what is none of theirs."""
+    done = ran(
+        tmp_path,
+        """
+from launcher_observer import torch_hooks
+from torch.overrides import TorchFunctionMode
+from torchvision import tv_tensors
+
+known, seen = torch.Tensor.to, []
+
+class Sees(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        seen.append(function)
+        return function(*args, **(kwargs or {}))
+
+epoch()
+torch_hooks._copies(torch_hooks.current(), torch)
+assert torch.Tensor.to is not known
+image, boxes = tv_tensors.Image(torch.zeros(3, 4, 4)), tv_tensors.BoundingBoxes(torch.zeros(1, 4), format="XYXY", canvas_size=(4, 4))
+for each in (image, boxes):
+    for moved in (each.to(torch.float64), each.to("cpu"), each.to(torch.zeros(1, dtype=torch.float64))):
+        assert type(moved) is type(each), type(moved)
+assert type(torch.zeros(1).to(image)) is torch.Tensor
+lazy = nn.LazyLinear(3).to("cpu").to(torch.float64)
+assert lazy(torch.zeros(1, 2, dtype=torch.float64)).shape == (1, 3)
+with Sees():
+    torch.zeros(1).to(torch.float64)
+assert known in seen and torch.Tensor.to not in seen
+""",
+    )
+    assert (done.code, done.stderr) == (0, "")
+
+
 def test_copies_of_a_script_that_compiles_are_left_alone_and_the_record_says_so(tmp_path):
     done = ran(
         tmp_path,
@@ -151,3 +187,20 @@ assert "to" not in vars(torch.Tensor)
     assert (done.code, done.stderr) == (0, "")
     [line] = done.timeline().of("not_measured")
     assert line["what"] == "host_to_device" and "torch.compile" in line["why"]
+
+
+@pytest.mark.parametrize(
+    ("file", "users", "of"),
+    [
+        ("/home/me/train.py", True, None),
+        ("/tmp/torchinductor_me/ab/cabc.py", False, "torch"),
+        ("/home/me/.triton/cache/k.py", False, "torch"),
+        ("/kept/ab/cabc.py", False, "torch"),
+        ("/v/lib/python3.11/site-packages/timm/data.py", False, "timm"),
+    ],
+)
+def test_what_torch_compile_writes_is_not_the_users(monkeypatch, file, users, of):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/kept")
+    assert (addresses.is_users.__wrapped__(file), addresses.package.__wrapped__(file)) == (users, of)
+    known = Address(file, 1, "")
+    assert known.is_own == (users or file.startswith("/kept")), "where only the record is known, by usual names"

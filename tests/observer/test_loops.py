@@ -20,6 +20,9 @@ STEPS = {
     "evaluating_with_gradients": 18,
     "generating_without_gradients": 12,
     "accumulating_without_gradients": 3,
+    "accumulating_with_a_rest": 3,
+    "cycling_a_second_loader": 12,
+    "stepping_within_backward": 6,
     "fetching_without_gradients": 12,
     "evaluating_one_batch": 13,
     "never_ending": 30,
@@ -39,6 +42,7 @@ STEPS = {
     "without_a_loader": 6,  # the last alone in a window, with all its phases
     "two_loaders": 6,
     "retrying": 4,
+    "beginning_anew": 9,
     "mixed_precision": 6,
     "compiled": 6,
     "compiled_whole": 6,
@@ -97,9 +101,22 @@ def test_loops_end_with_the_same_weights_and_are_followed_step_by_step(tmp_path)
     counted = timelines["drawing_to_count"]  # by its first pass
     assert [line["values"]["batches"] for line in counted.setup("loader")] == [None, 6]
     assert "epoch_steps" not in counted.of("steps")[0]["extra"] and counted.of("steps")[-1]["extra"]["epoch_steps"] == 6
+    rest = timelines["accumulating_with_a_rest"].of("steps")  # 4, 2 + 4 and 2 + 4 batches of 4
+    assert round(sum(_images(line) for line in rest)) == 4 * 16
+    cycled = timelines["cycling_a_second_loader"]
+    assert [line["values"]["role"] for line in cycled.setup("loader")] == ["training", "unknown"]
+    assert cycled.of("steps")[-1]["extra"]["epoch_steps"] == 6 and cycled.of("steps")[-1]["epoch"] == 2
+    assert round(sum(_images(line) for line in cycled.of("steps"))) == 2 * 4 * 12, "the labelled ones too"
+    for line in timelines["stepping_within_backward"].of("steps"):  # 2 ms for each of the parameters
+        assert line["seconds"]["backward"] >= 0.002 * 4
     side_by_side = timelines["two_loaders"]  # the first gives the epochs
     assert [line["values"]["role"] for line in side_by_side.setup("loader")] == ["training", "unknown"]
     assert side_by_side.of("steps")[-1]["extra"]["epoch_steps"] == 6
+
+
+def _images(line: dict) -> float:
+    """Of a window's steps."""
+    return line["extra"]["images_per_second"] * line["seconds"]["step"] * line["extra"]["steps"]
 
 
 def check_steps(name: str, timeline: Timeline) -> None:

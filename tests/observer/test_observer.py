@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from launcher_observer.endless import repeats_after
-from launcher_observer.process import process_started, rank_and_size
+from launcher_observer.process import process_started, rank_and_size, worker_cpu_seconds
 from launcher_observer.setups import MOST_ENTRIES, Setups
 from launcher_observer.timeline_file import TimelineFile
 from timm.data.loader import MultiEpochsDataLoader
@@ -303,3 +304,67 @@ torch.distributed.destroy_process_group()
         assert ("grad_sync" in start["not_measured"]) != measured
         assert all(("grad_sync" in window["seconds"]) == measured for window in timeline.of("steps"))
         assert all(("buffer_sync" in window["seconds"]) == measured for window in timeline.of("steps")[1:])
+
+
+def test_a_process_that_multiprocessing_forked_keeps_its_last_steps(tmp_path):
+    """It ends without Python's atexit."""
+    done = ran(
+        tmp_path,
+        """
+import multiprocessing
+
+def train():
+    epoch()
+    epoch()
+
+child = multiprocessing.get_context("fork").Process(target=train)
+child.start()
+child.join()
+assert child.exitcode == 0
+""",
+    )
+    assert done.code == 0, done.stderr
+    assert done.timeline().steps == 8
+
+
+def test_batches_that_another_thread_takes_from_an_iterator_of_this_one_are_no_wait_of_the_step(tmp_path):
+    done = ran(
+        tmp_path,
+        """
+from concurrent.futures import ThreadPoolExecutor
+
+batches, ahead = iter(loader), ThreadPoolExecutor(1)
+for _ in range(4):
+    model(ahead.submit(next, batches).result()).sum().backward()
+    optimizer.step()
+""",
+    )
+    assert done.code == 0, done.stderr
+    [start] = done.timeline().of("start")
+    assert start["not_measured"]["data_wait"] == "another thread reads the DataLoader"
+    assert done.timeline().steps == 4 and all(
+        "data_wait" not in line["seconds"] for line in done.timeline().of("steps")
+    )
+
+
+@pytest.mark.parametrize(("switch", "tf32"), [("tf32", True), ("ieee", False)])
+def test_torchs_new_switches_of_precision_are_read_where_its_old_ones_refuse_to_answer(tmp_path, switch, tf32):
+    done = ran(tmp_path, f"torch.backends.cuda.matmul.fp32_precision = '{switch}'\nepoch()\n")
+    assert (done.code, done.stderr) == (0, "")
+    [line] = done.timeline().setup("precision")
+    assert line["values"]["allow_tf32"] is tf32
+
+
+def burn(seconds: float) -> None:
+    began = time.process_time()
+    while time.process_time() - began < seconds:
+        pass
+
+
+def test_the_cpu_time_of_workers_that_have_ended_with_their_epoch_counts():
+    before, fork = worker_cpu_seconds(), multiprocessing.get_context("fork")
+    for _ in range(2):
+        worker = fork.Process(target=burn, args=(0.3,))
+        worker.start()
+        worker.join()
+    assert worker_cpu_seconds() - before >= 0.55

@@ -126,7 +126,7 @@ def test_programs_outside_the_run_are_named_and_those_of_the_run_are_not(tmp_pat
         inside = [subprocess.Popen([{str(tmp_path)!r} + "/inside-it", *loop]),
                   subprocess.Popen([{str(tmp_path)!r} + "/of-its-child", *loop], env=of_nothing)]
         try:
-            neighbours = Neighbours()
+            neighbours = Neighbours("0")
             assert neighbours.look(time.monotonic()) == {{}}
             assert neighbours.look(time.monotonic()) == {{}}, "no look is due"
             time.sleep(1.1)
@@ -159,8 +159,10 @@ def test_names_are_safe_to_write_and_each_look_has_a_total(tmp_path):
         process(12, "idle", ticks // 100, b"")
         process(13, "with a title", ticks, b"title\0\0\0", parent=14)
         process(14, "its parent", 0, b"\0", parent=11)
+        process(15, "a notebook", ticks, b"C=3\0")
+        process(16, "of its cell", ticks, b"C=3\0", parent=15)
         if not ticks:
-            neighbours = Neighbours(tmp_path)
+            neighbours = Neighbours("15", tmp_path)
             assert neighbours.look(100.0) == {}
     assert neighbours.look(102.0) == {TOTAL: 1.0, ("neighbour", "a _b_ _c", "CPUCores"): 1.0}
     assert neighbours.look(103.0) == {}, "the next look is due later"
@@ -170,4 +172,20 @@ def test_names_are_safe_to_write_and_each_look_has_a_total(tmp_path):
 def test_a_process_that_is_of_no_run_looks_at_nobody(tmp_path):
     (tmp_path / "self").mkdir()
     (tmp_path / "self/environ").write_bytes(b"A=1\0")
-    assert Neighbours(tmp_path).look(1.0) == {}
+    assert Neighbours("0", tmp_path).look(1.0) == {}
+
+
+def test_a_process_that_has_the_starters_number_later_is_none_of_the_run(tmp_path):
+    place = tmp_path / "15"
+    place.mkdir()
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/environ").write_bytes(b"TRAINING_JOB_NAME=mine\0")
+    second, cores = os.sysconf("SC_CLK_TCK"), []
+    for started, ticks in (("77", 0), ("77", second), ("99", second), ("99", 2 * second)):
+        fields = ["S", "1", *["0"] * 9, str(ticks), "0", *["0"] * 6, started]
+        (place / "stat").write_text(f"15 (reused) {' '.join(fields)}\n")
+        (place / "environ").write_bytes(b"")
+        if not cores:
+            neighbours = Neighbours("15", tmp_path)
+        cores.append(neighbours.look(100.0 + 10 * len(cores)).get(TOTAL))
+    assert cores == [None, 0, 0, 0.1]

@@ -42,9 +42,11 @@ def job(tmp_path, code) -> dict[str, str]:
     }
 
 
-def python(environ: dict[str, str], text: str, *options: str) -> subprocess.CompletedProcess[str]:
+def python(
+    environ: dict[str, str], text: str, *options: str, folder: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *options, "-c", text]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=60, check=False)
 
 
 def recorded(environ: dict[str, str]) -> Path:
@@ -255,3 +257,34 @@ def test_a_run_that_wants_no_observer_leaves_nothing_of_it(script_job):
     alone = launcher.plan(script_job("from training.mine import x\n", observe=False))
     assert [file.path for file in alone.files] == ["script.py", "training/mine.py"]
     assert launcher.run(alone).wait(60) == "Completed"
+
+
+def test_a_folder_that_is_named_later_is_recorded_in(tmp_path):
+    """As in a notebook, whose first call found none, and whose second a wrong one."""
+    code = """
+        import os, sys
+        from launcher_observer import start
+        for folder in (None, "not-there", sys.argv[1]):
+            if folder is not None:
+                os.environ["LAUNCHER_OBSERVER_FOLDER"] = folder
+            start.start()
+            print(start._started)
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("SM_", "LAUNCHER_"))}
+    entrypoints = Path(launcher.__file__).parents[1] / "entrypoints"
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)],
+        env={**environment, "PYTHONPATH": str(entrypoints)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == ["False", "False", "True"], done.stderr
+    assert "not-there is not a folder: make it" in done.stderr
+
+
+def test_a_folder_that_is_named_from_here_is_meant_wherever_the_script_goes(job, tmp_path):
+    """As Hydra goes to the run's own."""
+    (tmp_path / "measured").mkdir()
+    text = "import os; os.chdir('/'); print(os.environ['LAUNCHER_OBSERVER_FOLDER'])"
+    done = python({**job, "LAUNCHER_OBSERVER_FOLDER": "measured"}, text, folder=tmp_path)
+    assert (done.stdout, done.stderr) == (f"{tmp_path}/measured\n", "")

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 import launcher
+from launcher.backends import local_hosts
 from launcher.commands import main
 from launcher.study import preprocessing_question
 from launcher.study.trial_table import TrialTable, held
@@ -55,7 +56,7 @@ def write_config(folder: Path) -> Path:
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
     """Also where there is one."""
-    monkeypatch.setattr(preprocessing_question, "gpu_count", lambda: 0)
+    monkeypatch.setattr(local_hosts, "gpu_count", lambda: 0)
 
 
 def lines(file: Path) -> list[dict[str, str]]:
@@ -68,7 +69,7 @@ def studied(place, tmp_path_factory):
     patch = pytest.MonkeyPatch()
     patch.setenv("LAUNCHER_RUNS", str(place / "runs"))
     patch.setenv("CUDA_VISIBLE_DEVICES", "")
-    patch.setattr(preprocessing_question, "gpu_count", lambda: 0)
+    patch.setattr(local_hosts, "gpu_count", lambda: 0)
     table = place / "trials.csv"
     command = [
         sys.executable,
@@ -297,8 +298,11 @@ def test_the_launcher_is_imported_without_its_studies():
 def test_only_this_machines_cpus_want_smaller_images(place, monkeypatch):
     config = place / "config.yaml"
     to_be_small = preprocessing_question.wants_smaller_images
-    assert to_be_small(config, "process") and to_be_small(config, "docker") and not to_be_small(config, "aws")
-    monkeypatch.setattr(preprocessing_question, "gpu_count", lambda: 1)
-    assert not to_be_small(config, "process")
+    job = launcher.load(config)
+    assert to_be_small(config, "process", job) and to_be_small(config, "docker", job)
+    assert not to_be_small(config, "aws", job)
+    monkeypatch.setattr(local_hosts, "gpu_count", lambda: 1)
+    assert not to_be_small(config, "process", job)
+    assert to_be_small(config, "docker", job), "this kit's image is for the CPU"
     with pytest.raises(launcher.UserError, match="inputs.train: s3, which exists on SageMaker only"):
         launcher.study.preprocessing(config, say=lambda line: None)

@@ -12,11 +12,12 @@ import yaml
 
 import launcher
 from launcher.aws import prices
+from launcher.backends import local_hosts
 from launcher.backends.process import Process
 from launcher.commands import main
 from launcher.config.job import Job, StudySection
 from launcher.planner import groups
-from launcher.study import preprocessing_cost, preprocessing_hosts, preprocessing_question
+from launcher.study import preprocessing_cost, preprocessing_hosts
 from launcher.study.preprocessing_question import PreprocessingQuestion
 from launcher.study.preprocessing_study import PreprocessingStudy
 from tests.conftest import ROOT
@@ -31,7 +32,7 @@ SMALLER, LARGER, SERVING = "ml.g5.2xlarge", "ml.g5.4xlarge", "ml.c6i.4xlarge"
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
     """Also where there is one."""
-    monkeypatch.setattr(preprocessing_question, "gpu_count", lambda: 0)
+    monkeypatch.setattr(local_hosts, "gpu_count", lambda: 0)
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,9 @@ from pathlib import Path
 import pytest
 
 import launcher
+from launcher.backends import local_hosts
 from launcher.commands import main
+from launcher.planner.own_checkpoints import own_prefix
 from launcher.planner.source_package import COMMIT_FILE, SourceFile, code_checksum
 from launcher.prepare import prepare
 from launcher.study import engine, scaling_question
@@ -23,7 +26,7 @@ HYUNDAI = ROOT / "configs/hyundai_segmentation.yaml"
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
     """Also where there is one; and the study counts two cores, also where there are more."""
-    monkeypatch.setattr(scaling_question, "gpu_count", lambda: 0)
+    monkeypatch.setattr(local_hosts, "gpu_count", lambda: 0)
     monkeypatch.setattr(scaling_question, "core_count", lambda: 2)
 
 
@@ -57,9 +60,23 @@ def test_no_trial_goes_on_from_another_ones_checkpoint_or_from_the_trainings(mon
     monkeypatch.setattr(engine, "to_its_end", lambda one, **_: planned.append(one))
     values = {"name": "it", "script": "train_classifier.py", "hyperparameters": {"model": "resnet18"}}
     for job in (values, {**values, "checkpoints": "s3://bucket/it/"}, {**values, "checkpoints": "s3://bucket/it/"}):
-        engine._to_its_end(launcher.from_values(job), "process", print)
+        engine._to_its_end(engine._planned(launcher.from_values(job), "process"), lambda run: None, print)
     none, first, second = (one.job.checkpoints for one in planned)
-    assert none is None and first.s3.startswith("s3://bucket/it/study-") and first.s3 != second.s3
+    assert none is None and first.s3 != second.s3
+    assert re.fullmatch(r"s3://bucket/study-[0-9a-f]{8}/it", first.s3), "below it, all would be copied to hosts of it/"
+
+
+@pytest.mark.parametrize(
+    ("prefix", "own"),
+    [
+        ("s3://bucket", "s3://bucket/tune-X"),
+        ("s3://bucket/it", "s3://bucket/tune-X/it"),
+        ("s3://bucket/a/b/", "s3://bucket/a/tune-X/b"),
+        ("s3://bucket/a/study-01234567/b", "s3://bucket/a/tune-X/b"),
+    ],
+)
+def test_an_own_prefix_lies_beside_the_jobs(prefix, own):
+    assert re.sub(r"-[0-9a-f]{8}", "-X", own_prefix(prefix, "tune")) == own
 
 
 @pytest.mark.slow
@@ -80,14 +97,17 @@ def test_a_study_that_was_killed_goes_on_where_it_was_and_tells_everything(place
         str(table),
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as killed:
-        told = [killed.stdout.readline() for _ in range(3)]
+        told: list[str] = []
+        while not told or (told[-1] and not told[-1].startswith("1/2 ")):
+            told.append(killed.stdout.readline())
         killed.kill()
-    assert told[2].startswith("1/2  1 host, global batch 4, repeat 1: ") and " ms a step" in told[2], told
+    assert told[-1].startswith("1/2  1 host, global batch 4, repeat 1: ") and " ms a step" in told[-1], told
+    assert told[-3].startswith("warning: distribution: smddp exists on SageMaker only"), told
     before = list(csv.DictReader(table.open()))
     assert len(before) == 1
     said: list[str] = []
     found = launcher.study.scaling(HYUNDAI, TINY, smoke=True, table=table, say=said.append)
-    assert said[-2] == f"2 trials, 1 of them in {table}" and said[-1].startswith("1/1  2 hosts, global batch 4")
+    assert f"2 trials, 1 of them in {table}" in said and said[-1].startswith("1/1  2 hosts, global batch 4")
     assert found.failed == [] and found.table[0] == before[0] and len(found.table) == 2
     one, two = found.table
     assert (one["world_size"], two["world_size"], one["exposed_seconds"]) == ("1", "2", "0.0")
@@ -143,8 +163,22 @@ def test_what_cannot_be_compared_is_refused_before_anything_runs(place, monkeypa
         "hyperparameters.global_batch_size=7", "study.batches=[]"
     )
     assert "missing" in refused("hyperparameters.global_batch_size=null")
-    monkeypatch.setattr(scaling_question, "gpu_count", lambda: 2)
+    monkeypatch.setattr(local_hosts, "gpu_count", lambda: 2)
     assert "4 hosts need 4 GPUs, this machine has 2" in refused("--hosts", "1,4")
+    assert "GPUs" not in refused("--hosts", "1,4", "--on", "docker", "distribution=none"), (
+        "this kit's image is for the CPU"
+    )
+
+
+def test_weak_scaling_of_given_batches_needs_no_batch_of_the_jobs_own(place, monkeypatch):
+    monkeypatch.chdir(place)
+    asked = ScalingQuestion.of(
+        HYUNDAI,
+        ["study.hosts=[1]", "study.mode=weak", "study.batches=[4]", "hyperparameters.global_batch_size=null"],
+        "process",
+        True,
+    )
+    assert [trial.key["global_batch"] for trial in asked.trials()] == [4] * asked.grid.repeats
 
 
 def test_hosts_on_one_machine_get_the_same_threads_and_the_crowded_are_named(place, monkeypatch):
@@ -157,7 +191,7 @@ def test_hosts_on_one_machine_get_the_same_threads_and_the_crowded_are_named(pla
     assert "num_workers is 0" in asked.notes[1] and asked.grid.batches == [4, 8, 16]
     asked = ScalingQuestion.of(HYUNDAI, ["study.hosts=[1]"], "process", True)
     assert asked.base.environment["OMP_NUM_THREADS"] == "2" and len(asked.notes) == 1
-    monkeypatch.setattr(scaling_question, "gpu_count", lambda: 4)
+    monkeypatch.setattr(local_hosts, "gpu_count", lambda: 4)
     asked = ScalingQuestion.of(HYUNDAI, ["study.hosts=[1, 2]"], "process", True)
     assert asked.base.compute.processes_per_host == 2 and asked.cores is None, (
         "two of four GPUs, also where a host is alone"

@@ -15,6 +15,12 @@ from launcher.commands import main
 from tests.study.slow_reads import rows, slow_reads
 
 
+def test_a_config_that_could_not_be_written_is_refused_before_the_first_trial(tmp_path, capsys):
+    for file, found in (("no/where.yaml", "there is no folder"), (str(tmp_path), "is a folder")):
+        assert main.main(["tune", "configs/quickstart.yaml", "--write", file]) == 2
+        assert f"--write: {file}" in (said := capsys.readouterr().err) and found in said and launcher.runs() == []
+
+
 def test_mistakes_are_refused_before_anything_runs(place, capsys, monkeypatch):
     def refused(*words: str) -> str:
         assert main.main(["tune", *words]) == 2

@@ -6,6 +6,7 @@ import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -29,6 +30,21 @@ def tuned(
     search = Search(subject, frozenset(), None, lambda first: None, print)
     search.best = [Trial(changes, Run(RunFolder(Path("none"))))]
     return Tuning(subject, Path("trials.csv"), search, config, given=given)
+
+
+@pytest.mark.parametrize(
+    ("images", "said"),
+    [
+        (1000.0, "of the whole job, measured"),
+        (None, "of its steps (without the start: the job's length is not known), measured"),
+    ],
+)
+def test_a_speed_up_says_what_of_the_job_it_is_of(images, said):
+    found = tuned(CommandSubject(["python"], "it"), {})
+    found.search.images = lambda first: images
+    found.search.first = found.search.best
+    found.search.best[0].diagnosis = SimpleNamespace(findings=(), evidence=None, headline="nothing")
+    assert f"speed-up 1.00 {said}" in str(found)
 
 
 def test_nothing_that_is_shown_holds_a_secret(place, tmp_path):

@@ -113,6 +113,21 @@ def test_a_change_whose_trial_got_no_hosts_is_not_decided():
     assert [(step.verdict, step.why) for step in job.search.steps] == [("not decided", "it failed: CapacityError")]
 
 
+@pytest.mark.parametrize("began", [True, False])
+def test_a_proof_whose_repeat_got_no_hosts_is_not_decided(began):
+    class NoHostsLater(Job):
+        def __call__(self, changes, label, steps=None):
+            trial = super().__call__(changes, label, steps)
+            if label == "the fastest so far again":
+                trial.failed, trial.began = "CapacityError", began
+            return trial
+
+    job = NoHostsLater(4, lambda workers, _: 8 / workers, waits)
+    assert job.tuned() == {}
+    [step] = job.search.steps
+    assert step.verdict == ("rolled back" if began else "not decided")
+
+
 @pytest.mark.parametrize("waited, tried", [(0.05, [1, 4, 8, 1, 8]), (0.01, [1, 4, 1, 4])])
 def test_a_wait_that_is_no_finding_any_more_is_worth_a_look_beyond(waited, tried):
     """With four workers a step waits for less than a finding takes; with eight it waits for nothing."""

@@ -135,3 +135,23 @@ def test_a_trial_that_is_stopped_leaves_no_process(tmp_path, monkeypatch, how, f
     assert [run.name for run in started] == [run.name for run in launcher.runs()]
     pid = int((tmp_path / "pid").read_text())
     wait_until(lambda: not Path(f"/proc/{pid}").exists(), 10, "it is gone")
+
+
+def test_an_interrupt_counts_where_python_drops_its_exception(tmp_path, monkeypatch, dropped_interrupt):
+    monkeypatch.chdir(tmp_path)
+    said: list[str] = []
+    subject = CommandSubject([sys.executable, "-c", "import time; time.sleep(100)"], "it")
+    with pytest.raises(KeyboardInterrupt):
+        subject.run({}, dropped_interrupt, said.append, lambda run: None)
+    assert said == ["stopping the running trial; the same command goes on from here"]
+    assert [run.state for run in launcher.runs()] == ["Stopped"]
+
+
+def test_two_commands_that_differ_beside_a_secret_are_two(monkeypatch, tmp_path):
+    """A word that holds one is hidden whole; its trials are none of the other's."""
+    monkeypatch.chdir(tmp_path)
+    one, other = (
+        CommandSubject(["bash", "-c", f"HF_TOKEN=hush python train.py --lr {rate}"], "it").conditions()["settings"]
+        for rate in (1, 2)
+    )
+    assert one != other and "hush" not in one + other and "***" in one

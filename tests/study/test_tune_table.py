@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding, Fix
 from launcher.record.records import RunFolder, write_json
 from launcher.runner.run import Run
-from launcher.study import tune_trials
+from launcher.study import engine, tune_trials
 from launcher.study.conditions import CONDITIONS, settings_of
 from launcher.study.trial_table import TrialTable
 from launcher.study.tune_result import Tuning
@@ -55,7 +56,8 @@ def test_after_a_kill_the_same_command_goes_on_and_repeats_no_trial(script, tmp_
 def test_ctrl_c_stops_the_trial_and_says_how_to_go_on(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(100)\n")
-    command = [sys.executable, "-m", "launcher", "tune", "--", sys.executable, "train.py"]
+    (tmp_path / "launcher.py").write_text("raise SystemExit('people call theirs so')\n")
+    command = [str(Path(sys.executable).with_name("launcher")), "tune", "--", sys.executable, "train.py"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=as_in_a_terminal) as stopped:
         wait_until(launcher.runs, 60, "a trial has begun")
         wait_until(lambda: any("begun" in line for _, line in launcher.runs()[0].logs()), 60, "the command runs")
@@ -168,6 +170,39 @@ def test_a_trial_that_its_time_stopped_runs_again_with_more_time(store, tmp_path
     assert measured(60.0) is again and rows(file)[0]["allowed_seconds"] == ("60.0" if again else "15.0")
 
 
+def test_warm_pools_count_for_what_they_cost_at_most_until_that_is_known(store, tmp_path, monkeypatch):
+    """Of the run before they are settled once the next one has taken the hosts."""
+    store.mkdir()
+    subject, file = Priced(store), tmp_path / "trials.csv"
+    subject.cost, known = 0.25, set()
+    monkeypatch.setattr(Run, "settle", lambda run: known.update(one.name for one in launcher.runs()[:-1]))
+    monkeypatch.setattr(Run, "usd_after_the_end", property(lambda run: 0.125 if run.name in known else 4.0))
+
+    def trials() -> Trials:
+        return Trials(subject, TrialTable(file, KEYS, MEASURED, subject.conditions()), 20, 600, 15, 100.0, 0.5, print)
+
+    assert trials()({}, "as it is").failed == "no data"
+    assert [row["cost_usd"] for row in rows(file)] == ["0.25"]
+    again = trials()
+    again({}, "as it is")
+    assert [row["cost_usd"] for row in rows(file)] == ["0.625"], "twice a quarter, and the first one's pool"
+    again.max_cost = 4.625 + 0.5
+    assert again.spent(1) == ""
+    again.max_cost -= 0.01
+    assert again.spent(1) == "$4.62 of $5.12 are spent, and a trial may cost $0.50 (--max-cost)"
+
+
+def test_a_removed_run_of_a_failed_trial_does_not_stop_the_same_command(store, tmp_path):
+    store.mkdir()
+    subject, file = Priced(store), tmp_path / "trials.csv"
+    subject.cost = 0.25
+    for _ in range(2):
+        trials = Trials(subject, TrialTable(file, KEYS, MEASURED, subject.conditions()), 20, 600, 15, 1.0, 0.25, print)
+        assert trials({}, "as it is").failed == "no data"
+        shutil.rmtree(launcher.runs()[0].folder.path)
+    assert [row["cost_usd"] for row in rows(file)] == ["0.5"]
+
+
 @pytest.mark.parametrize(
     ("outcome", "again"),
     [
@@ -192,16 +227,31 @@ def test_a_trial_whose_tuning_was_killed_counts_if_it_shows_what_it_was_to_show(
     assert [row["cost_usd"] for row in rows(file)] == ["1.0" if again else "0.75"]
 
 
-def test_a_trial_that_goes_on_although_its_tuning_was_killed_is_stopped_first(store, tmp_path, monkeypatch):
+@pytest.mark.parametrize("state", ["InProgress", "Stopping"])
+def test_a_trial_that_goes_on_although_its_tuning_was_killed_is_stopped_first(store, tmp_path, monkeypatch, state):
+    """Not twice: the first reason says whether it shows what it was to show."""
     store.mkdir()
     subject, stopped = Priced(store), []
     left = subject.run({}, lambda run: "", print, lambda run: None)
-    monkeypatch.setattr(Run, "wait", lambda run, *args, **options: "Stopped" if stopped else "InProgress")
+    goes_on = property(lambda run: state if run.name == left.name and not stopped else "Failed")
+    monkeypatch.setattr(Run, "state", goes_on)
+    monkeypatch.setattr(Run, "wait", lambda run, *args, **options: "Failed")
     monkeypatch.setattr(Run, "stop", lambda run, reason: stopped.append((run.name, reason)))
     table = TrialTable(tmp_path / "trials.csv", KEYS, MEASURED, subject.conditions())
     table.add({"changes": "{}", "repeat": 1}, {"state": "InProgress", "allowed_seconds": 15.0}, left)
     assert Trials(subject, table, 20, 600, 15, None, None, print)({}, "as it is").run.name != left.name
-    assert stopped == [(left.name, "its tuning was interrupted")]
+    assert stopped == ([(left.name, "its tuning was interrupted")] if state == "InProgress" else [])
+
+
+def test_what_the_last_trials_warm_pool_costs_is_said_at_the_end(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("raise SystemExit(1)\n")
+    monkeypatch.setattr(
+        Run, "still_costs", property(lambda run: f"4 hosts stay; to end that: launcher stop {run.name}")
+    )
+    said: list[str] = []
+    launcher.tune([sys.executable, "train.py"], trials=1, table=tmp_path / "trials.csv", say=said.append)
+    assert said[-1] == f"4 hosts stay; to end that: launcher stop {launcher.runs()[0].name}"
 
 
 def on_sagemaker(*stages: str, steps: int = 0) -> Any:
@@ -259,3 +309,50 @@ def test_trials_with_and_without_a_profiler_are_not_compared(section):
     job = {"name": "x", "script": "train_classifier.py", "region": "us-west-2"}
     without, profiled = (launcher.from_values(values) for values in (job, {**job, **section}))
     assert settings_of(without, ()) != settings_of(profiled, ())
+
+
+def test_a_trial_without_a_step_says_why_it_was_stopped(store, tmp_path, monkeypatch):
+    """Not that it recorded too few steps: more minutes would not help."""
+    store.mkdir()
+    subject = Priced(store)
+    run = subject.run({}, lambda run: "", print, lambda run: None)
+    write_json(run.folder.outcome, {"state": "Stopped", "stop_reason": "no step within 900 s"})
+    monkeypatch.setattr(subject, "run", lambda *_: run)
+    table = TrialTable(tmp_path / "trials.csv", KEYS, MEASURED, subject.conditions())
+    trial = Trials(subject, table, 20, 600, 15, None, None, print)({}, "as it is")
+    assert trial.failed == "stopped: no step within 900 s" == rows(tmp_path / "trials.csv")[0]["failure"]
+
+
+@pytest.mark.parametrize(("more", "paid"), [({}, 0.0), ({"TrainingStartTime": "2026-11-27T10:00:00+00:00"}, 0.5)])
+def test_a_job_that_got_no_hosts_cost_nothing(store, tmp_path, more, paid):
+    store.mkdir()
+    subject = Priced(store)
+    run = subject.run({}, lambda run: "", print, lambda run: None)
+    write_json(run.folder.outcome, {"state": "Failed", "failure": "CapacityError"})
+    write_json(
+        run.folder.remote,
+        {"SecondaryStatusTransitions": [{"Status": "Starting", "StartTime": "2026-11-27T09:00:00+00:00"}], **more},
+    )
+    table = TrialTable(tmp_path / "trials.csv", KEYS, MEASURED, subject.conditions())
+    assert Trials(subject, table, 20, 600, 15, 1.0, 0.5, print)._cost(run) == paid
+
+
+def test_what_hosts_cost_after_the_end_is_said_after_ctrl_c_too(monkeypatch):
+    said: list[str] = []
+    left, taken = (
+        SimpleNamespace(settle=lambda: said.append("settled"), still_costs=text) for text in ("2 hosts stay", "")
+    )
+    with pytest.raises(KeyboardInterrupt), engine.what_stays(said.append) as begun:
+        begun += [taken, left]
+        raise KeyboardInterrupt
+    assert said == ["settled", "settled", "2 hosts stay"]
+
+
+def test_a_table_whose_run_is_in_another_store_says_where_it_looked(store, tmp_path):
+    store.mkdir()
+    subject = Priced(store)
+    with pytest.raises(launcher.UserError, match=f"names the run gone, which is not in {store}") as refused:
+        Trials(
+            subject, TrialTable(tmp_path / "t.csv", KEYS, MEASURED, subject.conditions()), 1, 1, 1, None, None, print
+        )._recorded("gone")
+    assert "LAUNCHER_RUNS=" in refused.value.issues[0].fix

@@ -10,11 +10,13 @@ import struct
 import subprocess
 import sys
 import termios
+from pathlib import Path
 
 import psutil
 import pytest
 
 import launcher
+from launcher.commands import watch
 from launcher.config.redaction import redact_command
 from tests.conftest import as_in_a_terminal, wait_until
 from tests.watch.commands import LAUNCHER, OURS, Terminal, environment, the_run, typed, watched
@@ -210,6 +212,16 @@ def test_its_record_is_that_of_a_run_without_a_secret(tmp_path):
     assert typed("rm", run.name, "--yes").returncode == 0 and not run.folder.path.exists()
 
 
+def test_versions_are_recorded_of_a_program_that_the_path_finds_beside_the_launcher(tmp_path, monkeypatch):
+    """As `python` in an environment that is activated."""
+    (tmp_path / "python").symlink_to(sys.executable)
+    for folder, recorded in ((Path(sys.executable).parent, True), (tmp_path, False)):
+        monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.defpath}")
+        assert watched("python", "-c", "print(1)").returncode == 0
+        assert the_run().folder.versions.exists() == recorded
+        typed("rm", the_run().name, "--yes")
+
+
 def test_launcher_stop_sends_sigterm():
     words = [*LAUNCHER, "watch", "--name", "stopped", "--", sys.executable, "-c", COUNTS]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, env=environment())
@@ -221,6 +233,38 @@ def test_launcher_stop_sends_sigterm():
     os.kill(process.pid, signal.SIGUSR2)
     assert process.stdout.read() == b"" and process.wait(60) == 9
     assert run.state == "Stopped" and run.outcome()["stop_reason"] == "tested"
+
+
+def test_launcher_stop_reaches_what_a_shell_runs(tmp_path):
+    """The shell would end at once, and leave the training with its GPU."""
+    (tmp_path / "train.sh").write_text(
+        f"bash -c {shlex.quote(f'{shlex.join([sys.executable, *TRAINS])}; true')}; true\n"
+    )
+    words = [*LAUNCHER, "watch", "--name", "stopped", "--", "bash", str(tmp_path / "train.sh")]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
+    training = int(process.stdout.readline())
+    run = the_run()
+    run.stop("tested")
+    assert process.stdout.read() == b"saved\n", "in order"
+    assert process.wait(60)
+    wait_until(lambda: not psutil.pid_exists(training) or psutil.Process(training).status() == "zombie", 10, "its end")
+    assert (run.state, run.outcome()["stop_reason"]) == ("Stopped", "tested")
+
+
+TRAINS = [
+    "-c",
+    "import os, signal, sys\n"
+    "signal.signal(signal.SIGTERM, lambda *_: sys.exit(print('saved')))\n"
+    "print(os.getpid(), flush=True)\n"
+    "signal.pause()",
+]
+
+
+@pytest.mark.parametrize(
+    ("line", "name"), [("HF_TOKEN=hf_abcdefgh python train.py", "train"), ("python -m it.train", "sh")]
+)
+def test_a_line_for_a_shell_brings_no_secret_into_the_runs_name(line, name):
+    assert watch._script(["sh", "-c", line]) == name
 
 
 def test_a_closed_output_is_one_that_nobody_reads(tmp_path):
@@ -290,8 +334,19 @@ def test_secrets_of_a_command_line_are_redacted():
     words = ["train.py", "--lr", "0.1", "--num_tokens", "5", "--api-key", "abc", "--password=abc", "HF_TOKEN=abc", "-x"]
     assert redact_command([*words, "https://me:abcd@host/x", "sh -c 'WANDB_API_KEY=abc python'"]) == [
         *("train.py", "--lr", "0.1", "--num_tokens", "5", "--api-key", "***", "--password=***", "HF_TOKEN=***", "-x"),
-        *("***", "sh -c 'WANDB_API_KEY=***"),
+        *("***", "***"),
     ]
+    within = [
+        "python login.py --password hunter2 && python train.py",
+        "python train.py --api-key s3cr3t",
+        '{"password": "hunter2"}',
+        "python login.py --password hunter2 && WANDB_API_KEY=abc python train.py",
+        '{"password": 123456}',
+    ]
+    assert redact_command(["bash", "-c", *within]) == ["bash", "-c", *["***"] * 5]
+    assert redact_command(["+db.password=$ecr3t"]) == ["+db.password=***"], "Hydra's"
+    harmless = ["python train.py --lr 0.1 && echo 'done'", '{"lr": 0.1, "name": "it\'s"}', "it's", ""]
+    assert redact_command(harmless) == harmless
 
 
 def test_a_terminal_of_another_size_tells_the_command_once_it_is_its_own_too(tmp_path):

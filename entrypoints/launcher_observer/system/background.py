@@ -92,7 +92,7 @@ def _start(output: str, lock: int, quiet: bool) -> None:
     It is no child of this process: a script that waits for its children must not wait for it.
     """
     command = [sys.executable, "-I", "-S", "-B", "-c", RUN, os.path.dirname(os.path.dirname(os.path.dirname(__file__)))]
-    command += [output, *(["--quiet"] if quiet else [])]
+    command += [output, f"--starter={os.getpid()}", *(["--quiet"] if quiet else [])]
     child = os.fork()
     if child == 0:
         try:

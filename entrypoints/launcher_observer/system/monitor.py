@@ -171,24 +171,25 @@ def open_gpus(errors: Errors) -> Gpus | None:
     return None
 
 
-def open_neighbours(errors: Errors) -> Neighbours | None:
+def open_neighbours(starter: str, errors: Errors) -> Neighbours | None:
     """The programs outside the run; None where this process cannot tell which those are."""
     try:
-        return Neighbours()
+        return Neighbours(starter)
     except OSError as error:
         errors.report("programs outside the run are not named", error)
         return None
 
 
-def sample_while_needed(output: Path, present: int, errors: Errors) -> None:
+def sample_while_needed(output: Path, present: int, starter: str, errors: Errors) -> None:
     """Sample until no process of the run lives on this host, or its folder has been removed.
 
     Args:
         output: the host's output folder.
         present: the file that they have locked.
+        starter: process id of the one of them that started the monitor.
     """
     interval, host, gpus = interval_ms()[0] / 1000, HostSamples(), open_gpus(errors)
-    neighbours = open_neighbours(errors)
+    neighbours = open_neighbours(starter, errors)
     writer = Writer(output / FOLDER, node_name())
     with contextlib.suppress(Exception):
         host.look(time.monotonic())
@@ -262,6 +263,7 @@ def main() -> None:
     """The monitor's process: its standard input is the file that says that it lives, and holds its process id."""
     parser = argparse.ArgumentParser()
     parser.add_argument("output", type=Path)
+    parser.add_argument("--starter", required=True)
     parser.add_argument("--quiet", action="store_true")
     options = parser.parse_args()
     _close_inherited()
@@ -271,5 +273,5 @@ def main() -> None:
     os.write(0, f"{os.getpid()}\n".encode())
     folder = options.output / FOLDER
     present = os.open(folder / PRESENT, os.O_RDWR)
-    sample_while_needed(options.output, present, Errors(folder / LOG if options.quiet else None))
+    sample_while_needed(options.output, present, options.starter, Errors(folder / LOG if options.quiet else None))
     os._exit(0)  # unlocks both files at once

@@ -32,12 +32,15 @@ TOTAL: Key = ("neighbours", "CoresOutsideTheRun", "")
 class Neighbours:
     """Cores that programs outside the run have used since the last look. A process that has ended since then is missed."""
 
-    def __init__(self, proc: Path = Path("/proc")):
+    def __init__(self, starter: str, proc: Path = Path("/proc")):
         """
         Args:
+            starter: process id of one of the run, which started this one. A notebook's kernel names the run only after its start, and the
+                kernel shows it and its children with the environment that they had then.
             proc: where it is mounted.
         """
         self._proc = proc
+        self._starter = starter, self._started(starter)
         own = (proc / "self/environ").read_bytes().split(b"\0")
         self._mark = next((text for name in OF_A_RUN for text in own if text.startswith(name)), None)
         self._used: dict[tuple[str, bytes], int] = {}
@@ -89,6 +92,8 @@ class Neighbours:
     def _is_marked(self, process: str) -> bool:
         """Whether a process or one of its ancestors has the variable: one that sets its title, as Ray's do, writes over its environment."""
         while process not in ("0", "1"):
+            if process == self._starter[0] and self._started(process) == self._starter[1]:
+                return True
             try:
                 if self._mark in (self._proc / process / "environ").read_bytes().split(b"\0"):
                     return True
@@ -97,3 +102,10 @@ class Neighbours:
                 return False
             process = stat.rpartition(b")")[2].split()[1].decode()  # proc(5): ppid
         return False
+
+    def _started(self, process: str) -> bytes | None:
+        """When a process started, in ticks: another one may have its number later. None: it has ended."""
+        try:
+            return (self._proc / process / "stat").read_bytes().rpartition(b")")[2].split()[19]
+        except OSError:
+            return None

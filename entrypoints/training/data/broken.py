@@ -50,13 +50,16 @@ class BrokenImages:
         """Whether nobody on this host has listed it, who then does."""
         if self.listing is None:
             return True
-        self.listing.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.listing, "a+", encoding="utf-8", errors="surrogateescape") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            file.seek(0, os.SEEK_SET)
-            if line in file.read().splitlines():
-                return False
-            file.write(line + "\n")
+        try:
+            self.listing.parent.mkdir(parents=True, exist_ok=True)
+            with open(self.listing, "a+", encoding="utf-8", errors="surrogateescape") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                file.seek(0, os.SEEK_SET)
+                if line in file.read().splitlines():
+                    return False
+                file.write(line + "\n")
+        except OSError:  # a full disk: it is named in the log, by each process
+            pass
         return True
 
 

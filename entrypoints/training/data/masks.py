@@ -127,8 +127,9 @@ class MaskedImages:
             BrokenImage: it cannot be read.
             ValueError: it is of another size, or its pixels are no class numbers.
         """
-        file, settings = self.pairs.mask_name(index), self.settings
-        mask = read_mask(self.pairs.mask(index), file, settings.classes, settings.ignore_index)
+        encoded, settings = self.pairs.mask(index), self.settings
+        file = self.pairs.mask_name(index)
+        mask = read_mask(encoded, file, settings.classes, settings.ignore_index)
         if image_size != mask.shape:
             (high, wide), (mask_high, mask_wide) = image_size, mask.shape
             raise ValueError(

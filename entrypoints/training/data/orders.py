@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 LANES = 8
-"""Streams of shards that every global batch takes equal parts of. Ranks of n hosts read n-th parts of them, so that up to as many
+"""Streams of shards that every global batch takes its part of each of. Ranks of n hosts read n-th parts of them, so that up to as many
 hosts read each shard once. A constant, and not the number of hosts, so that the order does not depend on it."""
 
 
@@ -88,8 +88,9 @@ class ShardOrder:
     """Shards shuffled among each other, and images only within a window of several shards, so that reading is nearly sequential.
 
     The shuffled shards are dealt out to LANES lanes. A lane goes through its shards window by window, and a window's images are
-    shuffled. The lanes take turns, a pair of images each, so that any global batch holds equal parts of them; within a batch,
-    images are sorted by lane, so that a rank, which takes a contiguous part of the batch, reads only some of the lanes.
+    shuffled. The lanes take turns, a pair of images each, and one with more of them more often, so that any global batch holds its part
+    of each, however unequal the shards are; within a batch, images are sorted by lane, so that a rank, which takes a contiguous part of
+    the batch, reads only some of the lanes.
 
     Args:
         counts: images of each shard, int64 (shards,); a shard's images have neighbouring indices.
@@ -112,6 +113,7 @@ class ShardOrder:
         shards = rng.permutation(len(self._counts))
         parts: list[np.ndarray] = []
         turns: list[np.ndarray] = []
+        drawn = [int(self._counts[shards[lane :: self.lanes]].sum()) // 2 for lane in range(self.lanes)]
         windows: list[np.ndarray] = []
         lanes: list[np.ndarray] = []
         window = 0
@@ -123,12 +125,13 @@ class ShardOrder:
                 if not len(indices):
                     continue  # shards without images
                 parts.append(rng.permutation(indices))
-                turns.append((done + np.arange(len(indices))) // 2)  # pairs of this lane that come before
+                before = (done + np.arange(len(indices))) // 2  # pairs of this lane
+                turns.append((before + 0.5) / max(drawn[lane], 1))  # spread over the epoch, however many a lane has
                 windows.append(np.full(len(indices), window))
                 done, window = done + len(indices), window + 1
             lanes.append(np.full(done, lane))
             if done % 2:  # one image is left over: behind all others, where it does not part the pairs of other lanes
-                turns[-1][-1] = self.epoch_images
+                turns[-1][-1] = np.inf
         # stable: the lanes in their order, and the two of a pair together
         places = np.argsort(np.concatenate(turns), kind="stable")
         images = np.concatenate(parts)[places]
@@ -137,7 +140,7 @@ class ShardOrder:
         )
 
     def description(self) -> dict[str, Any]:
-        return {"window": self._window}
+        return {"window": self._window, "turns": "even"}
 
 
 @dataclass(frozen=True)

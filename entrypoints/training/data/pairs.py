@@ -10,8 +10,8 @@ from typing import Protocol
 from training.data.decode.decoding import read_file
 from training.data.orders import FreeOrder
 from training.data.sources.channels import Digested, has_shards, shard_reading
-from training.data.sources.file_trees import IMAGE_ENDINGS, walk
-from training.data.sources.folders import digest_of_sizes
+from training.data.sources.file_trees import IMAGE_ENDINGS, refuse_unlisted, walk
+from training.data.sources.folders import FilePaths, digest_of_sizes
 from training.data.sources.shards import ShardFiles
 from training.settings.scripts import TrainingSettings
 
@@ -42,33 +42,34 @@ class PairFolder:
     """Files of two folders."""
 
     def __init__(self, root: Path):
-        self._root, self._files = root, pair_up(root)
-        self.order = FreeOrder(len(self._files))
+        pairs = pair_up(root)
+        self._root = root
+        self._images, self._masks = (FilePaths(os.path.relpath(pair[part], root) for pair in pairs) for part in (0, 1))
+        self.order = FreeOrder(len(pairs))
         self.notes: list[str] = []
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self._images)
 
     def name(self, index: int) -> str:
-        return str(self._files[index][0])
+        return os.path.join(self._root, os.fsdecode(self._images[index]))
 
     def mask_name(self, index: int) -> str:
-        return str(self._files[index][1])
+        return os.path.join(self._root, os.fsdecode(self._masks[index]))
 
     def image(self, index: int) -> bytes:
-        return read_file(self._files[index][0])
+        return read_file(self.name(index))
 
     def mask(self, index: int) -> bytes:
-        return read_file(self._files[index][1])
+        return read_file(self.mask_name(index))
 
     def digest(self) -> str:
         """SHA-256 of every image's path below the root and its size in bytes, in order. No file is read."""
-        return digest_of_sizes(self._root, [os.fsencode(image.relative_to(self._root)) for image, _ in self._files])
+        return digest_of_sizes(self._root, self._images)
 
     def listing(self) -> str:
         """SHA-256 of every image's and mask's path below the root, in order."""
-        names = (file.relative_to(self._root).as_posix() for pair in self._files for file in pair)
-        return hashlib.sha256("\0".join(names).encode(errors="surrogateescape")).hexdigest()
+        return hashlib.sha256(self._images.digest() + self._masks.digest()).hexdigest()
 
     def announce(self) -> None:
         return None
@@ -112,7 +113,7 @@ def pair_up(root: Path) -> list[tuple[Path, Path]]:
 def _by_stem(folder: Path, endings: tuple[str, ...]) -> dict[str, list[Path]]:
     """Files below a folder by path without ending; links are followed, and hidden ones left out."""
     found: dict[str, list[Path]] = {}
-    for place, folders, files in walk(folder):
+    for place, folders, files in walk(folder, refuse_unlisted):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(files):
             file = Path(place, name)

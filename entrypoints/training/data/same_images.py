@@ -21,10 +21,12 @@ class Listed(Protocol):
 
 
 def identity(data: Data[Any, Any]) -> dict[str, str]:
-    """What tells the images that a run learns from, and their classes, from others: by number and names; no image is read."""
+    """What tells the images that a run learns from, their order and classes from others: by number and names; no image is read."""
     listing = data.training.listing() if isinstance(data.training, Listed) else ""
     names = "" if data.numbered else f" ({_digest(data.classes)[:8]})"
+    order = {} if data.order is None else data.order.description()
     return {
+        **({"order": json.dumps(order, sort_keys=True)} if order else {}),
         "classes": f"{len(data.classes):,}{names}",
         "training images": f"{len(data.training):,} ({_digest(listing)[:8]})",
     }

@@ -171,7 +171,7 @@ class TrainingViews:
         return self._stand_ins.first(index, lambda candidate: make(view, candidate))
 
     def _file(self, index: int) -> ImageFile:
-        return ImageFile(lambda: self.source.image(index), self.source.name(index))
+        return ImageFile(partial(self.source.image, index), partial(self.source.name, index))
 
     def _varied(self, files: OpenFiles, view: int, index: int) -> np.ndarray:
         rng = self.rng(view, index)

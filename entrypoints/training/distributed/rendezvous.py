@@ -155,6 +155,8 @@ def roll_call(place: Place, backend: str, wait: Wait) -> Store:
         raise ConnectionError(
             f"rank 0 ended while {wait.who} waited for all of {place.size} ranks; its own log says why ({error})"
         ) from error
+    if place.launcher == "environment":  # torchrun and mpirun say it themselves
+        os.environ.setdefault("LOCAL_WORLD_SIZE", str(store.add(f"host {this_host()}", 0)))
     return store
 
 

@@ -76,6 +76,22 @@ class World:
             self.collectives.all_reduce(values)
         return values
 
+    def total_later(self, values: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Ask for the same, and go on with other work. A collective.
+
+        Returns:
+            What gives the sum; on a GPU what is asked of it from then on waits for it, not the host.
+        """
+        if self.size == 1:
+            return lambda: values
+        work = self.collectives.all_reduce(values, async_op=True)
+
+        def summed() -> torch.Tensor:
+            work.wait()
+            return values
+
+        return summed
+
     def gather_rows(self, rows: torch.Tensor) -> torch.Tensor:
         """All ranks' rows in the order of the ranks.
 

@@ -9,6 +9,8 @@ Rank 0 alone writes and reads; what it reads goes to every rank, so that a host 
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import io
 import json
@@ -25,6 +27,7 @@ from typing import Any, BinaryIO
 
 import torch
 
+from training.data.storage import read_patiently
 from training.distributed.world import World
 from training.runtime import accelerator
 from training.runtime.reporting import write_line
@@ -46,8 +49,10 @@ class Loaded:
 
     step: int
     shared: Any
-    own: dict[str, torch.Tensor] | None
-    """What this rank saved; None where there were more or fewer ranks: then `reseed` gives every rank new random numbers."""
+    own: dict[str, torch.Tensor]
+    """What this rank saved; where there were more or fewer ranks, the mean of what all of them did, of floating-point numbers alone."""
+    same_world: bool
+    """Whether there were as many; else `reseed` gives every rank new random numbers."""
 
 
 class Checkpoints:
@@ -71,6 +76,7 @@ class Checkpoints:
     ):
         self._folder, self._world, self._keep, self._say = folder, world, keep, say
         self._fingerprint = json.loads(json.dumps(fingerprint or {}))  # as it comes back: a tuple is a list there
+        self._decided: dict[str, int] = {}
         self._saved: int | None = None
         # at the interpreter's end it finishes what it has begun
         self._writer = ThreadPoolExecutor(1, "checkpoint", accelerator.make_current, (world.device,))
@@ -84,6 +90,26 @@ class Checkpoints:
             sources: by name, what tells each from others.
         """
         self._fingerprint |= sources
+
+    def decide(self, name: str, value: int) -> None:
+        """Note what this run found by itself, so that one that goes on from its checkpoints takes the same. Before `save`."""
+        self._decided[name] = value
+
+    def decided(self, name: str) -> int | None:
+        """What a run before with as many ranks noted by this name; None where there is no such checkpoint. A collective."""
+        found = self._world.first_alone(lambda: self._noted(name))
+        value: int | None = json.loads(self._from_first(json.dumps(found).encode()))
+        return value
+
+    def _noted(self, name: str) -> int | None:
+        """By the newest manifest that can be read: whether its checkpoint is whole `load` finds out."""
+        for place in self._places():
+            with contextlib.suppress(_Damaged, ValueError, AttributeError):
+                manifest = json.loads(_content(place / MANIFEST))
+                if manifest.get("world_size") == self._world.size:
+                    value = manifest.get("decided", {}).get(name)
+                    return value if isinstance(value, int) else None
+        return None
 
     @property
     def enabled(self) -> bool:
@@ -191,9 +217,12 @@ class Checkpoints:
             torch.load(io.BytesIO(self._from_first(contents.pop(name, b""))), map_location="cpu", weights_only=True)
             for name in (SHARED, OWN)
         )
-        same_size = manifest["world_size"] == self._world.size
-        own = {name: row[self._world.rank].clone() for name, row in rows.items()} if same_size else None
-        return Loaded(manifest["step"], shared, own)
+        same_world = manifest["world_size"] == self._world.size
+        if same_world:
+            own = {name: row[self._world.rank].clone() for name, row in rows.items()}
+        else:
+            own = {name: row.double().mean(0).to(row.dtype) for name, row in rows.items() if row.is_floating_point()}
+        return Loaded(manifest["step"], shared, own, same_world)
 
     def _from_first(self, data: bytes) -> bytes:
         return self._world.broadcast_bytes(data if self._world.is_first else None)
@@ -211,6 +240,7 @@ class Checkpoints:
             "step": step,
             "world_size": self._world.size,
             "fingerprint": self._fingerprint,
+            "decided": self._decided,
             "torch": torch.__version__,
             "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "files": written,
@@ -273,11 +303,23 @@ def _copied(tree: Any) -> Any:
     if isinstance(tree, torch.Tensor):
         if tree.device.type == "cpu":
             return tree.detach().clone()
-        copy = torch.empty_like(tree, device="cpu", pin_memory=True, requires_grad=False)
+        try:
+            copy = torch.empty_like(tree, device="cpu", pin_memory=True, requires_grad=False)
+        except RuntimeError as error:  # CUDA's "out of memory" is the host's here
+            _say_unpinned(str(error).partition("\n")[0])
+            copy = torch.empty_like(tree, device="cpu", requires_grad=False)
         return copy.copy_(tree.detach(), non_blocking=True)
     if isinstance(tree, dict):
         return type(tree)((key, _copied(value)) for key, value in tree.items())
     return type(tree)(map(_copied, tree)) if isinstance(tree, (list, tuple)) else tree
+
+
+@functools.cache
+def _say_unpinned(error: str) -> None:
+    """Once for each error."""
+    write_line(
+        f"the host's memory cannot be pinned for a checkpoint ({error}): it is copied there without, which takes longer"
+    )
 
 
 class _Damaged(Exception):
@@ -285,28 +327,35 @@ class _Damaged(Exception):
 
 
 def _read(place: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """A checkpoint's manifest, and what each of its files holds. Raises _Damaged."""
+    """A checkpoint's manifest, and what each of its files holds.
+
+    Raises:
+        _Damaged: a file is missing, or not as it was written.
+        OSError: storage failed for long, or a file may not be read. It may be whole: who took an older one would remove it.
+    """
     try:
-        manifest = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads(_content(place / MANIFEST))
         files = {name: (manifest["files"][name]["sha256"], manifest["files"][name]["bytes"]) for name in (SHARED, OWN)}
         known = manifest["step"] == _step(place) and {"world_size", "fingerprint"} <= set(manifest)
-    except FileNotFoundError:
-        raise _Damaged(f"no {MANIFEST}") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise _Damaged(f"{MANIFEST}: {error!r}") from None
     if not known:
         raise _Damaged(f"{MANIFEST}: not of this step")
     contents = {}
     for name, (checksum, size) in files.items():
-        try:
-            contents[name] = (place / name).read_bytes()
-        except OSError as error:
-            raise _Damaged(f"{name}: {error.strerror}") from None
+        contents[name] = _content(place / name)
         if len(contents[name]) != size:
             raise _Damaged(f"{name}: {len(contents[name])} of {size} bytes")
         if hashlib.sha256(contents[name]).hexdigest() != checksum:
             raise _Damaged(f"{name}: checksum")
     return manifest, contents
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return read_patiently(file.read_bytes, file)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise _Damaged(f"no {file.name}" if file.name == MANIFEST else f"{file.name}: {error.strerror}") from None
 
 
 class _HashedFile:

@@ -13,6 +13,9 @@ from training.engine.memory_trial import StepTrial
 from training.engine.run import Run
 from training.settings.scripts import TrainingSettings
 
+SIZE = "batch_size_per_device"
+"""Of what checkpoints note as decided."""
+
 
 def fitting_loaders(
     task: Task,
@@ -41,7 +44,10 @@ def fitting_loaders(
     refuse_other_images(data, run.world)
     run.checkpoints.belong_to(identity(data))
     trial = StepTrial(task, states, data, now.optimizer)
-    size = choose_batch_size(now, without, run.settings, run.world, run.report, trial)
+    before = run.checkpoints.decided(SIZE)
+    size = choose_batch_size(now, without, run.settings, run.world, run.report, trial, before)
+    if run.settings.batch_size_per_device == "auto":
+        run.checkpoints.decide(SIZE, size)
 
     def opened(
         settings: TrainingSettings,

@@ -328,10 +328,15 @@ def _save(states: States, place: Place, run: Run, *, required: bool = False) -> 
     """
     step = states[0].step
     for state in states:
-        finite = torch.stack([parameter.detach().isfinite().all() for parameter in state.model.parameters()]).all()
-        if not run.world.all(bool(finite)):
+        # a forward pass that overflows in fp16 has its step skipped, and leaves its mark on BatchNorm's statistics
+        statistics = [
+            one for name, one in state.model.named_buffers() if name.endswith(("running_mean", "running_var"))
+        ]
+        numbers = [*map(torch.Tensor.detach, state.model.parameters()), *statistics]
+        if not run.world.all(bool(torch.stack([one.isfinite().all() for one in numbers]).all())):
             raise FloatingPointError(
-                f"the model{f' {state.name}' if state.name else ''} has weights that are not finite after step {step}: {LESS_STEEP}"
+                f"the model{f' {state.name}' if state.name else ''} has weights or BatchNorm statistics that are not finite after step "
+                f"{step}: {LESS_STEEP}"
             )
     if run.checkpoints.enabled:
         started = time.perf_counter()
@@ -355,11 +360,9 @@ def _resume(states: States, run: Run) -> int | None:
     for state in states:
         state.restore(loaded.shared[state.name])
         prefix = metrics.of_model(state.name, "model ")
-        own = loaded.own and {
-            name.removeprefix(prefix): value for name, value in loaded.own.items() if name.startswith(prefix)
-        }
-        state.restore_own(own)
-    if loaded.own is None:
+        own = {name.removeprefix(prefix): value for name, value in loaded.own.items() if name.startswith(prefix)}
+        state.restore_own(own, loaded.same_world)
+    if not loaded.same_world:
         reseed(run.settings.seed, loaded.step, run.world.rank)
     else:
         restore_rng(loaded.own, run.world.device)

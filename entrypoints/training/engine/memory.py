@@ -324,6 +324,7 @@ def choose_batch_size(
     world: World,
     report: Reporter,
     trial: StepTrial,
+    before: int | None = None,
 ) -> int:
     """Images that each process passes through the model at once; says what a step keeps and what each setting saves. A collective.
 
@@ -331,6 +332,8 @@ def choose_batch_size(
 
     Args:
         now, without: as `measure` gives them; FILLED among the latter is a state that the run begins in.
+        before: the size of the run that this one goes on from, if it had as many processes. `auto` takes the same where it fits, for the
+            same numbers.
 
     Raises:
         ValueError: as `batch_size_per_device`; or no step fits.
@@ -344,10 +347,37 @@ def choose_batch_size(
     for line in explain(now, without, space):
         report.say(line)
     fits = int(world.gather_rows(torch.tensor([here])).min())
-    size = batch_size_per_device(settings, world, fits)
-    if settings.batch_size_per_device == "auto" and accelerator.is_gpu(world.device):
-        size = largest_that_fits(parts_of(share, size), trial, world, report.say)
+    if settings.batch_size_per_device == "auto":
+        size = _by_itself(
+            settings, world, fits, trial, report.say, before if before in parts_of(share, share) else None
+        )
+    else:
+        size = batch_size_per_device(settings, world, fits)
     failure.progress.out_of_memory = when_full(size, share, max(now.step(size), first.step(size)), space, settings)
+    return size
+
+
+def _by_itself(
+    settings: TrainingSettings,
+    world: World,
+    fits: int,
+    trial: StepTrial,
+    say: Callable[[str], None],
+    before: int | None,
+) -> int:
+    """What `auto` takes, and says."""
+    size = batch_size_per_device(settings, world, min(fits, before or fits))
+    if accelerator.is_gpu(world.device):  # there a step is tried
+        size = largest_that_fits(parts_of(share_of_batch(settings.global_batch_size, world), size), trial, world, say)
+    if before is None:
+        say(f"batch_size_per_device: {size}, by itself")
+    elif size == before:
+        say(f"batch_size_per_device: {size}, as before")
+    else:
+        say(
+            f"batch_size_per_device: {size}, by itself: there is no room for the {before} of before. Sums are of other parts, so numbers "
+            "differ from those of a run that was not interrupted"
+        )
     return size
 
 

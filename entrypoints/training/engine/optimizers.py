@@ -80,6 +80,8 @@ def restore(optimizer: Optimizer, captured: dict[str, Any]) -> None:
     local = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
     own = [{name: group.get(name) for name in KERNELS} for group in local.param_groups]
     optimizer.load_state_dict(captured)
+    if local is not optimizer:
+        optimizer.state.clear()  # a second copy of this rank's share, on its device, which nothing reads
     for groups in every_groups(optimizer):
         for group, kernels in zip(groups, own):
             group.update({name: chosen for name, chosen in kernels.items() if name in group})

@@ -104,19 +104,24 @@ class TrainingState:
     def own(self) -> dict[str, torch.Tensor]:
         """What differs between ranks: random numbers, and buffers such as BatchNorm's running statistics, of each one's images."""
         modules = {"buffer": self.model, **({} if self.average is None else {"average": self.average.module})}
+        # no constants, such as attention masks
+        kept = {kind: module.state_dict().keys() for kind, module in modules.items()}
         buffers = {
             f"{kind} {name}": buffer
             for kind, module in modules.items()
             for name, buffer in module.named_buffers()
-            if buffer.is_floating_point()
+            if buffer.is_floating_point() and name in kept[kind]
         }
         return {**self.random_numbers.state, **buffers}
 
-    def restore_own(self, own: Mapping[str, torch.Tensor] | None) -> None:
-        """Go on from this rank's own values, after `restore`; None: the world has another size than then."""
-        if own is None:
+    def restore_own(self, own: Mapping[str, torch.Tensor], same_world: bool) -> None:
+        """Go on from this rank's own values, after `restore`.
+
+        Args:
+            own: in a world of another size than then, the means over ranks, as those of BatchNorm's statistics that an evaluation takes.
+        """
+        if not same_world:
             self.random_numbers.begin(seed_of(self.settings.seed, self.step, self.world.rank))
-            return
         for name, value in self.own().items():
             if name in own:  # a checkpoint from a CPU has no GPU's random numbers
                 value.copy_(own[name])

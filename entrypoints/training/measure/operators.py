@@ -79,8 +79,12 @@ class OperatorWindow:
         accelerator.synchronize(self._world.device)
         recorded.stop()
         found = summarise(recorded, steps)
-        (self._folder / "operators.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        recorded.export_chrome_trace(str(self._folder / TRACE))
+        try:
+            (self._folder / "operators.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            recorded.export_chrome_trace(str(self._folder / TRACE))
+        except (OSError, RuntimeError) as error:  # a trace may fill a disk; the training goes on
+            self._say(f"torch.profiler's files are not whole: {error}")
+            return
         top = ", ".join(f"{one['name'][:60]} {one['share']:.0%}" for one in found["operators"][:5])
         self._say(
             f"torch.profiler recorded {steps} steps; of the {found['device']}'s time: {top} ({TRACE} has them all)"

@@ -106,7 +106,7 @@ class Timeline:
         for begin, end, counts in self._steps_on_gpu:
             self._count(begin.elapsed_time(end) / 1000, counts)
         before, self._worker_cpu = self._worker_cpu, worker_cpu_seconds()
-        of_workers = max(0.0, self._worker_cpu - before)  # less where a worker has ended
+        of_workers = max(0.0, self._worker_cpu - before)  # less where a worker that a fork server started has ended
         self._seconds["cpu"] += of_workers
         self.worker_cpu = of_workers / self._steps
         self.answered, self._answered = self._answered / self._steps, 0

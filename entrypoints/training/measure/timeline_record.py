@@ -16,6 +16,7 @@ from launcher_observer.timeline_file import TimelineFile
 
 from training.distributed.world import World
 from training.runtime import accelerator
+from training.runtime.reporting import write_line
 
 
 class TimelineRecord(TimelineFile):
@@ -31,7 +32,7 @@ class TimelineRecord(TimelineFile):
         torch_hooks.end("the script writes a timeline of its own")
         folder.mkdir(parents=True, exist_ok=True)
         self.path.write_text("", encoding="utf-8")  # an earlier run's, in a plain shell
-        self._waits_for_first = True
+        self._waits_for_first, self._lost_some = True, False
         self.parts: dict[str, float] = {}
         self._since = process_started()
         self.write(
@@ -42,6 +43,7 @@ class TimelineRecord(TimelineFile):
             backend=world.backend,
             device=world.device.type,
             device_name=accelerator.name(world.device),
+            compute_capability=_compute_capability(world.device),
             instance_type=os.environ.get("SM_CURRENT_INSTANCE_TYPE"),
             torch=torch.__version__,
             threads=torch.get_num_threads(),
@@ -49,6 +51,15 @@ class TimelineRecord(TimelineFile):
             not_measured={} if world.is_torch_group else {"grad_sync": _why_no_grad_sync(world)},
             settings=asdict(settings),
         )
+
+    def write(self, kind: str, **values: Any) -> None:
+        """A line. Where the disk is full it is missing: no measurement is a reason to end a training."""
+        try:
+            super().write(kind, **values)
+        except OSError as error:
+            if not self._lost_some:
+                write_line(f"{self.path.name} lacks a line, and maybe later ones, so a diagnosis knows less: {error}")
+            self._lost_some = True
 
     def passed(self, part: str) -> None:
         """What passed since the last call, or since the process's start, was this part of the time before the first step.
@@ -66,6 +77,11 @@ class TimelineRecord(TimelineFile):
             self._waits_for_first = False
             self.passed("first_step")
             super().first_step(step, workers, ended)
+
+
+def _compute_capability(device: torch.device) -> float | None:
+    """Such as 8.0; None for the CPU."""
+    return float("{}.{}".format(*accelerator.capability(device))) if accelerator.is_gpu(device) else None
 
 
 def _why_no_grad_sync(world: World) -> str:

@@ -143,9 +143,17 @@ def take_back() -> None:
 
 
 def _write_first(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError), open(path, "x", encoding="utf-8") as file:
-        file.write(text)
+    """Write what nobody on this host has written yet. Where that fails there is no file: an empty one would keep the others silent."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open(path, "x", encoding="utf-8")  # noqa: SIM115  # whether it is new decides what is done about a failure
+    except OSError:
+        return
+    try:
+        with file:
+            file.write(text)
+    except OSError:
+        path.unlink(missing_ok=True)
 
 
 def _is_foretold(path: Path) -> bool:

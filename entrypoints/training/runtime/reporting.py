@@ -15,7 +15,7 @@ class Reporter:
     """Writes a run's numbers, or nothing on other ranks than 0."""
 
     def __init__(self, folder: Path, *, active: bool):
-        self._folder, self._active = folder, active
+        self._folder, self._active, self._lost_some = folder, active, False
         if active:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "metrics.jsonl").write_text("", encoding="utf-8")  # an earlier run's, in a plain shell
@@ -43,8 +43,13 @@ class Reporter:
         if not self._active:
             return
         write_line(metric_line(epoch, epochs, step, steps, values))
-        with open(self._folder / "metrics.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps({"rank": 0, "epoch": epoch, "step": step, **values, **unsaid}) + "\n")
+        try:
+            with open(self._folder / "metrics.jsonl", "a", encoding="utf-8") as file:
+                file.write(json.dumps({"rank": 0, "epoch": epoch, "step": step, **values, **unsaid}) + "\n")
+        except OSError as error:  # no reason to end a training, whose lines have the numbers too
+            if not self._lost_some:
+                write_line(f"metrics.jsonl lacks step {step}, and maybe later ones: {error}")
+            self._lost_some = True
 
     def result(self, values: Mapping[str, Any]) -> None:
         """The run's summary, as result.json."""

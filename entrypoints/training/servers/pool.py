@@ -34,7 +34,11 @@ LATE, LEAST_LATE = 5.0, 2.0
 """A part is late after that many times what parts take, and at least that many seconds."""
 
 LOST_SECONDS = 60.0
-"""A server that has not answered for that long is put aside, with what it was asked for."""
+"""A server that has not answered for that long is put aside, with what it was asked for; longer where many processes ask it."""
+
+FEW_ASKERS, MOST_ASKERS = 8, 64
+"""Processes up to which that is long enough, and how many count: each has six parts at a server of four threads, so that one of 64 waits
+for 95 turns, and one of 8 for 11, of 5 s each."""
 
 LOOK_SECONDS = 5.0
 """Between two looks of a training process at which servers there are; a fifth of it while there are none."""
@@ -155,7 +159,7 @@ class Pool:
         self._patience, self._first_patience, self._teacher = patience, first_patience, teacher
         self._servers: dict[str, _Server] = {}
         self._proof = Proof(opened, teacher)
-        self._looked, self._look_seconds = 0.0, look_seconds(processes)
+        self._looked, self._look_seconds, self._processes = 0.0, look_seconds(processes), processes
         self._without: float | None = None
         """Since when parts wait and nobody can be asked."""
         self._alone = self._met = False
@@ -164,7 +168,7 @@ class Pool:
     @property
     def live(self) -> list[_Server]:
         """Servers that have proven themselves."""
-        return [one for one in self._servers.values() if one.state == "live"]
+        return [one for one in [*self._servers.values()] if one.state == "live"]  # another thread adds some
 
     def is_asking(self) -> bool:
         """Whether an answer is on its way."""
@@ -242,10 +246,10 @@ class Pool:
 
     def hurry(self) -> None:
         """Ask another server for what is late, and put aside those that do not answer at all."""
-        now = time.monotonic()
+        now, lost = time.monotonic(), lost_seconds(self._processes)
         for server in self._servers.values():
-            if (server.asked or server.proof is not None) and now - server.heard > LOST_SECONDS:
-                self._fail(server, ServerFailed(f"no answer for {LOST_SECONDS:.0f} s"))
+            if (server.asked or server.proof is not None) and now - server.heard > lost:
+                self._fail(server, ServerFailed(f"no answer for {lost:.0f} s"))
             late = LOST_SECONDS if server.seconds is None else max(LEAST_LATE, LATE * server.seconds)
             for part, asked in [*server.asked.values()]:
                 if part.there or len(part.at) > 1 or now - asked < late:
@@ -396,6 +400,11 @@ class Pool:
         server.state, self._met = "live", True
         if server.failed:
             self._say(f"server {_place(server)} is back")
+
+
+def lost_seconds(processes: int) -> float:
+    """Without an answer from a server that processes of a job ask, until it counts as gone. One that is killed is known at once."""
+    return LOST_SECONDS * max(1.0, min(processes, MOST_ASKERS) / FEW_ASKERS)
 
 
 def look_seconds(processes: int) -> float:

@@ -25,7 +25,7 @@ class LabelBankSettings:
     """A folder. None: teacher_cache among the checkpoints, which SageMaker copies to S3. A relative name of an input, as in
     channel:cache, reads and fills that channel's folder (FSx) or only reads it (S3)."""
     feature_precision: Literal["fp16", "int8", "int4"] = "int8"
-    """Of the teacher's features, kept where `features` are learned. int8 and int4: in 256 or 16 steps between the largest and the smallest
+    """Of the teacher's features, kept where `features` are learned. int8 and int4: in 255 or 15 steps between the largest and the smallest
     number of a vector. int4 is for tokens, which take a thousand times what logits do, and moves the loss by percents."""
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class TeacherCacheSettings(LabelBankSettings):
     """Largest logits kept of an image, with the log-sum-exp of the rest, which it is then spread over evenly: coarse at a high
     temperature and with many classes. None: all of them."""
     precision: Literal["fp32", "fp16", "int8", "int4"] = "fp16"
-    """Of the logits kept. int8 and int4: in 256 or 16 steps from the largest one of an image to the smallest one kept."""
+    """Of the logits kept. int8 and int4: in 255 or 15 steps from the largest one of an image to the smallest one kept."""
     complete: bool = False
     """The bank has every answer, and is all there is of the teacher: none is loaded, and the channel `teacher` is not read. A run that
     lacks an answer ends before its first step."""

@@ -18,7 +18,7 @@ class PixelCacheSettings(LabelBankSettings):
     """Largest logits kept of each place of the teacher's own grid, whose places are 4 pixels wide with most encoders. Those of all classes
     are kept at half the grid. 0: these alone, a 16th of all logits in fp16."""
     precision: Literal["int8", "int4"] = "int4"
-    """Of how far a logit lies below a place's largest one: in 256 or 16 steps, which are finest where classes are about as likely."""
+    """Of how far a logit lies below a place's largest one: in 255 or 15 steps, which are finest where classes are about as likely."""
 
 
 @dataclass(frozen=True, kw_only=True)

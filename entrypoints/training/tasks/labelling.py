@@ -111,7 +111,7 @@ def label(teacher: Callable[[torch.Tensor], Output], bank: TeacherCache, loaders
 
     for view in range(1, bank.views + 1):
         images = batches.of_view(view)
-        bank.begin_epoch([view], images.ravel())
+        bank.begin_epoch([view], images[world.rank :: world.size].ravel())  # the others look at the rest
         wanted = bank.lacking(view, images)
         found += min(batches.images, size * int((~wanted).sum()))
         batches.start_view(view, wanted)

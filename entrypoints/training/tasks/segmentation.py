@@ -68,7 +68,7 @@ class Segmentation:
     def _losses(self, batch: MaskedBatch) -> dict[str, torch.Tensor]:
         settings, phase = self.settings, self.timeline.phase
         masks = batch.masks.long()
-        labelled = self.world.total((masks != settings.ignore_index).sum().double()) / self.world.size
+        counted = self.world.total_later((masks != settings.ignore_index).sum().double())
         target = taught = None
         if self.teacher is not None:
             with phase("teacher_forward"):
@@ -76,6 +76,7 @@ class Segmentation:
         with phase("student_forward"):
             logits, features = logits_and_features(self.model(batch.images))
         with phase("loss"):
+            labelled = counted() / self.world.size  # only here ranks wait for it
             losses, label_loss = {}, pixel_cross_entropy(logits, masks, settings.ignore_index, labelled)
             if settings.dice_weight:
                 dice = dice_loss(_of_all_ranks(dice_sums(logits, masks, settings.ignore_index), self.world))

@@ -13,6 +13,7 @@ import shutil
 from pathlib import Path
 
 from training.data.sources.shard_cache import host_folder, locked
+from training.data.storage import read_patiently
 from training.distributed.world import World
 from training.models.files import MAX_RATIO, SMALL, unpack
 from training.runtime.environment import Environment
@@ -115,13 +116,17 @@ def _origin(archive: Path) -> Origin:
 
 
 def _is_whole(target: Path, origin: Origin) -> bool:
-    """Whether a folder has all of an archive's content. A run that repairs a record shortens the list of checksums."""
+    """Whether a folder has all of an archive's content. A run that repairs a record shortens the list of checksums.
+
+    Raises:
+        OSError: storage failed for long: the folder may be whole, with answers that the archive has not.
+    """
     try:
-        marker = json.loads((target / MARKER).read_text(encoding="utf-8"))
+        marker = json.loads(read_patiently((target / MARKER).read_bytes, target / MARKER))
         return bool(marker["archive"] == origin) and all(
             (target / name).stat().st_size == size or name == CHECKSUMS for name, size in marker["files"].items()
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
 

@@ -22,10 +22,13 @@ import torch
 from training.data.batches import LabelledBatch, MaskedBatch
 from training.distributed.world import World
 from training.runtime import accelerator
+from training.runtime.environment import processes_on_host
+from training.runtime.reporting import write_line
 from training.teacher.bank_identity import identity_of, require_same
 from training.teacher.cache_filling import Filling
 from training.teacher.label_bank import (
     MANIFEST,
+    NO_ROOM,
     PIECE,
     Seal,
     ViewFile,
@@ -77,7 +80,7 @@ class TeacherCache:
         self._changed: set[int] = set()
         """The views that this process has written to, whose checksums are gone then."""
         self.writable = self.complete = False
-        self._writes = self._exchanged = False
+        self._writes = self._exchanged = self._lacks_room = False
         self.hits = self.misses = 0
         """Images of this rank whose records were found, and those that passed through the teacher."""
 
@@ -179,7 +182,7 @@ class TeacherCache:
 
         Raises:
             ValueError: the answers for an earlier batch are not finite.
-            OSError: the disk is full.
+            OSError: storage fails. On a full disk records are missing, and training goes on.
         """
         records, held = self._read(batch)
         missing, draws = ~held, self._draws(batch)
@@ -190,13 +193,13 @@ class TeacherCache:
             found = self.layout.decode(records, device)
             if not self.complete and self._exchanged:  # the others may have computed something
                 nothing = torch.zeros((len(draws), self.layout.width), dtype=torch.uint8, device=device)
-                self._filling.add(nothing, draws, missing, self._writer if self._writes else None, True)
+                self._filling.add(nothing, draws, missing, self._write_where_room if self._writes else None, True)
             return found
         packed = self.layout.pack(teacher(batch.images))
         if not self.complete and self._exchanged:
-            self._filling.add(packed, draws, missing, self._writer if self._writes else None, True)
+            self._filling.add(packed, draws, missing, self._write_where_room if self._writes else None, True)
         elif self.writable:  # damaged since the epoch began: the other ranks do not know
-            self._filling.add(packed, draws, missing, self._writer, False)
+            self._filling.add(packed, draws, missing, self._write_where_room, False)
         computed = self.layout.rounded(packed)
         if absent == len(draws):
             return computed
@@ -207,14 +210,16 @@ class TeacherCache:
     def lacking(self, view: int, batches: np.ndarray) -> np.ndarray:
         """Which batches, int64 (batches, images), hold an image of a view that lacks its record in any host's folder: bool (batches,).
 
-        A collective. A broken image has no record of its own, so that its batch always counts.
+        A collective, of which each process of a host looks at its share. A broken image has no record of its own, so that its batch always
+        counts.
         """
-        step, found = max(1, PIECE // (self.layout.size * batches.shape[1])), []
-        for first in range(0, len(batches), step):
-            part = batches[first : first + step]
-            _, held = self._read_view(view, part.ravel())
-            found.append(~held.reshape(part.shape).all(1))
-        counts = torch.from_numpy(np.concatenate(found)).float().to(self.world.device)
+        step, here = max(1, PIECE // (self.layout.size * batches.shape[1])), processes_on_host()
+        found, own = np.zeros(len(batches), np.float32), np.arange(self.world.local_rank % here, len(batches), here)
+        for first in range(0, len(own), step):
+            part = own[first : first + step]
+            _, held = self._read_view(view, batches[part].ravel())
+            found[part] = ~held.reshape(batches[part].shape).all(1)
+        counts = torch.from_numpy(found).to(self.world.device)
         lacks: np.ndarray = (self.world.total(counts) > 0).cpu().numpy()
         return lacks
 
@@ -222,12 +227,13 @@ class TeacherCache:
         """Keep the teacher's answers for a batch, whatever there was. A collective, as `answers` where `complete` is false.
 
         Raises:
-            ValueError, OSError: as `answers`.
+            ValueError: as `answers`.
+            OSError: storage fails, or is full.
         """
         draws = self._draws(batch)
         packed = self.layout.pack(teacher(batch.images))
         all_of_them = np.ones(len(draws), np.bool_)
-        self._filling.add(packed, draws, all_of_them, self._writer if self._writes else None, True)
+        self._filling.add(packed, draws, all_of_them, self._write if self._writes else None, True)
         self.misses += len(draws)
 
     def complete_view(self) -> None:
@@ -312,7 +318,7 @@ class TeacherCache:
         records = self._files[view].read(indices)
         return records, self._seal.holds(records, indices, view)
 
-    def _writer(self, records: np.ndarray, draws: np.ndarray) -> None:
+    def _write(self, records: np.ndarray, draws: np.ndarray) -> None:
         """Seal and write records, in the thread that fills the cache."""
         views, indices = np.divmod(draws, self.images)
         for view in np.unique(views).tolist():
@@ -323,6 +329,20 @@ class TeacherCache:
             own = np.ascontiguousarray(records[places])
             self._seal.close(own, indices[places], view)
             file.write(own, indices[places])
+
+    def _write_where_room(self, records: np.ndarray, draws: np.ndarray) -> None:
+        """The same while training goes on, which lacks nothing without: the next epoch asks the teacher again. A checkpoint that is being
+        written beside the bank may fill the disk for a moment."""
+        try:
+            self._write(records, draws)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            if not self._lacks_room:
+                write_line(
+                    f"WARNING: no room for the label bank in {self.where}: training goes on, and answers are missing there"
+                )
+            self._lacks_room = True
 
     def _forget_checksum(self, file: ViewFile) -> None:
         """The checksum of a view's file that is about to change."""

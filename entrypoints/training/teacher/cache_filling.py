@@ -16,6 +16,9 @@ from training.teacher.pixel_records import Layout
 BEHIND = 2
 """Batches under way to the disk; with more, training waits for the oldest."""
 
+PIECE_BYTES = 64 * 2**20
+"""Of all ranks' answers that are on a device at a time: tokens of 64 ranks with 128 images each are 800 MB."""
+
 DRAW_BYTES = 8
 """Bytes of a draw's number."""
 
@@ -55,11 +58,18 @@ class Filling:
         device = packed.device
         moved = accelerator.pinned(torch.from_numpy(about), device).to(device, non_blocking=True)
         rows = torch.cat([moved, packed], dim=1)
-        if exchanged:
-            rows = self._world.gather_rows(rows)
+        if not exchanged:
+            self._copy(rows, write, BEHIND)
+            return
+        parts = rows.split(max(1, PIECE_BYTES // (self._world.size * rows.shape[1])))
+        for part in parts:
+            self._copy(self._world.gather_rows(part), write, BEHIND * len(parts))
+
+    def _copy(self, rows: torch.Tensor, write: Write | None, behind: int) -> None:
+        """Have rows written later, from a copy on the host; with that many under way wait for the oldest."""
         if write is None:
             return
-        host, done = rows, None
+        host, done, device = rows, None, rows.device
         if accelerator.is_gpu(device):
             host, done = (
                 torch.empty_like(rows, device="cpu", pin_memory=True),
@@ -67,7 +77,7 @@ class Filling:
             )
             host.copy_(rows, non_blocking=True)
             done.record()
-        while len(self._under_way) >= BEHIND or (self._under_way and self._under_way[0].done()):
+        while len(self._under_way) >= behind or (self._under_way and self._under_way[0].done()):
             self._under_way.popleft().result()
         self._under_way.append(self._thread.submit(self._write, host, done, write))
 

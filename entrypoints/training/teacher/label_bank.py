@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from training.data.storage import read_patiently
 from training.teacher.pixel_format import GRID, PixelFormat
 from training.teacher.record_format import WORD, RecordFormat, Records
 
@@ -33,6 +34,9 @@ IDENTITY = "logits of"
 
 CHECKSUMS = "SHA256SUMS"
 """The SHA-256 of every view that is complete, as `sha256sum --check` reads them."""
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a disk, or a share of one, that is full."""
 
 PIECE = 1 << 24
 """Bytes of records that are read at once."""
@@ -83,7 +87,8 @@ class ViewFile:
             OSError: it does not exist, or cannot be opened.
         """
         self.path, self.record_size = path, record_size
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT if writable else os.O_RDONLY, 0o644)
+        self._flags = os.O_RDWR if writable else os.O_RDONLY
+        self._file = os.open(path, self._flags | (os.O_CREAT if writable else 0), 0o644)
         self._written = False
         size, expected = os.fstat(self._file).st_size, images * record_size
         if size != expected and writable:
@@ -91,11 +96,32 @@ class ViewFile:
         elif size != expected:
             os.close(self._file)
             raise ValueError(f"{path} has {size:,} bytes instead of {expected:,}: copy it again, or fill it anew")
-        self._records = np.asarray(np.memmap(path, np.uint8, "r", shape=(images, record_size)))
 
     def read(self, indices: np.ndarray) -> np.ndarray:
-        """The records of images, uint8 (batch, record size); zeros: unwritten."""
-        records: np.ndarray = self._records[indices]
+        """The records of images, uint8 (batch, record size); zeros: unwritten.
+
+        Read, not mapped: storage that fails under a mapping kills the process (SIGBUS), and cannot be tried again.
+
+        Raises:
+            StorageError: storage failed for long, as `read_patiently` has it.
+        """
+        return read_patiently(lambda: self._read(indices), self.path)
+
+    def _read(self, indices: np.ndarray) -> np.ndarray:
+        records = np.empty((len(indices), self.record_size), np.uint8)
+        try:
+            for record, index in zip(records, indices.tolist()):
+                done = 0
+                while done < self.record_size:  # a file system in user space may return less
+                    read = os.preadv(self._file, [record.data[done:]], index * self.record_size + done)
+                    if not read:
+                        raise OSError(errno.EIO, "the file ends before this record", str(self.path))
+                    done += read
+        except OSError:
+            renewed = os.open(self.path, self._flags)  # a mount that was lost does not know the old one any more
+            os.dup2(renewed, self._file, inheritable=False)
+            os.close(renewed)
+            raise
         return records
 
     def write(self, records: np.ndarray, indices: np.ndarray) -> None:
@@ -108,7 +134,7 @@ class ViewFile:
             for record, index in zip(records, indices.tolist()):
                 os.pwrite(self._file, record.data, index * self.record_size)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in NO_ROOM:
                 raise
             fix = "free some space, or set another teacher_cache.where, and resume"
             raise OSError(error.errno, f"no room for the label bank: {fix}", str(self.path)) from error

@@ -19,11 +19,11 @@ from training.servers.parts import PART
 from training.servers.pool import (
     LATE,
     LEAST_LATE,
-    LOST_SECONDS,
     QUEUED,
     NoServers,
     Servers,
     look_seconds,
+    lost_seconds,
 )
 from training.servers.proof import OTHER_TEACHER
 from training.teacher.frozen import Teacher
@@ -145,7 +145,7 @@ class RemoteTeacher:
         self._failures: dict[str, int] = {}
         self._until: dict[str, float] = {}
         self._names: Mapping[str, int] = {}
-        self._looked, self._look_seconds = 0.0, look_seconds(processes)
+        self._looked, self._look_seconds, self._processes = 0.0, look_seconds(processes), processes
         self._seconds: float | None = None
         """From asking to an answer, of late. None: there was none."""
         self._ties = random.Random()
@@ -240,10 +240,16 @@ class RemoteTeacher:
     def _give_up(self, question: _Question, now: float) -> None:
         """Let go of servers that do not answer at all."""
         for ticket, one in [*question.asked.items()]:
-            if now - one.heard > LOST_SECONDS:
-                question.why = self._put_aside(one.server, ServerFailed(f"no answer for {LOST_SECONDS:.0f} s"))
+            if now - one.heard > self._lost_seconds:
+                silent = f"no answer for {self._lost_seconds:.0f} s"
+                question.why = self._put_aside(one.server, ServerFailed(silent))
                 del question.asked[ticket]
                 question.wait(one.part)
+
+    @property
+    def _lost_seconds(self) -> float:
+        """So that there is time to ask others."""
+        return max(lost_seconds(1), min(lost_seconds(self._processes), self._wait_seconds / 4))
 
     def _free(self, asked: Mapping[Any, _Asked], part: int) -> str | None:
         """The server that has the fewest parts for its threads, one of them by lot; None: all have enough, have this part, or have failed

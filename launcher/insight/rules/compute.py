@@ -19,6 +19,10 @@ FASTER_ARITHMETIC = 2.0
 """Times that 16-bit or TF32 matrix products are faster than fp32, taken low: the peak is 8 times on an A100 (312 and 156 to 19.5
 TFLOPS, https://www.nvidia.com/en-us/data-center/a100/), and memory-bound kernels only halve their bytes."""
 
+TENSOR_CORES, BF16 = 7.0, 8.0
+"""Compute capabilities from which GPUs have tensor cores, and these multiply in bfloat16 and TF32 (NVIDIA, CUDA C++ programming guide,
+appendix "Compute Capabilities")."""
+
 
 def transfer(evidence: Evidence) -> Answer:
     """Batches take long to reach the device."""
@@ -157,11 +161,15 @@ def fp32(evidence: Evidence) -> Answer:
     precision, share, idle = evidence.settings.get("precision"), evidence.share(*phases.computing()), evidence.gpu_idle
     if share is None and idle is not None:
         share = 1 - idle
+    if share is not None:
+        share -= evidence.share("grad_sync") or 0.0  # within backward, and of gradients in fp32 under autocast too
     if precision is None or share is None:
         reason = "the precision of this run is not known" if precision is None else evidence.why_no_steps
         return NotMeasured(what="arithmetic in fp32", reason=reason)
     if precision != "fp32" or share < 0.5 or (idle or 0) >= IDLE_GPU:
         return None
+    if _capability(evidence) < TENSOR_CORES:
+        return DoesNotApply("the GPU has no tensor cores")
     bits = _sixteen_bits(evidence)
     share_of_run = share * evidence.steps_part
     return Finding(
@@ -169,7 +177,7 @@ def fp32(evidence: Evidence) -> Answer:
         title="The GPU computes in fp32",
         share=share_of_run,
         evidence=(
-            f"precision fp32; forward, backward and optimizer take {percent(share)} of a step",
+            f"precision fp32; forward, backward and optimizer take {percent(share)} of a step without the exchange",
             *((f"GPUs busy {percent(1 - evidence.gpu_idle)} of the time",) if evidence.gpu_idle is not None else ()),
         ),
         cause="tensor cores are idle: fp32 products do not use them",
@@ -199,9 +207,14 @@ def fp32(evidence: Evidence) -> Answer:
 
 
 def _sixteen_bits(evidence: Evidence) -> str:
-    """bf16, or fp16 where the GPU is known to lack it."""
+    return "bf16" if _capability(evidence) >= BF16 else "fp16"
+
+
+def _capability(evidence: Evidence) -> float:
+    """The GPU's compute capability, as it was recorded or, by SageMaker's system metrics alone, as the instance type has it; BF16 where
+    neither is known."""
+    recorded = evidence.facts.get("compute_capability")
+    if isinstance(recorded, float):
+        return recorded
     host = catalog.instance(str(evidence.facts.get("instance_type", "")))
-    if host is not None and host.gpu is not None:
-        return "bf16" if catalog.gpu(host.gpu).bf16 else "fp16"
-    name = str(evidence.facts.get("device_name", ""))  # as CUDA says it: Tesla V100-SXM2-16GB
-    return "fp16" if any(old in name.split("-")[0].split() for old in ("K80", "V100", "T4")) else "bf16"
+    return float(catalog.gpu(host.gpu).compute_capability) if host is not None and host.gpu is not None else BF16

@@ -29,7 +29,7 @@ from launcher.insight.rules.images import cheaper_images, gain_of_cheaper_images
 from launcher.insight.rules.neighbours import crowds, outside, programs, without_programs
 from launcher.insight.rules.neighbours import numbers as neighbour_numbers
 from launcher.insight.rules.pauses import after_epoch_firsts, epoch_start_share
-from launcher.insight.rules.storage import slow_storage
+from launcher.insight.rules.storage import disks_are_waited_for, slow_storage
 from launcher.insight.rules.workers import (
     CROWDED,
     FULL,
@@ -117,7 +117,7 @@ def _blocked(evidence: Evidence, cores: float) -> bool:
     if cores >= FULL:
         turn = min(1.0, (evidence.cores_each or 1.0) / max(evidence.workers or 1, 1))
         return bool(evidence.workers) and evidence.worker_use is not None and evidence.worker_use < 0.1 * turn
-    if (evidence.waiting_cores or 0) >= 0.5:
+    if disks_are_waited_for(evidence):
         return True
     working = WORKING * _turn(evidence)
     if evidence.workers:
@@ -372,7 +372,7 @@ def _from_system_metrics(evidence: Evidence) -> Answer:
     idle = evidence.gpu_idle
     if idle is None or idle < IDLE_GPU or evidence.busy is None or (evidence.throttled or 0) >= NOTICEABLE:
         return None
-    if (evidence.waiting_cores or 0) >= 0.5 and evidence.busy < FULL:
+    if disks_are_waited_for(evidence) and evidence.busy < FULL:
         return slow_storage(evidence, _numbers(evidence, None), None, lost=idle)
     if evidence.busy < 0.85:
         return None

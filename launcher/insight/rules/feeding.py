@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from launcher.insight.answers import EXPLAINED, Answer, NotMeasured
 from launcher.insight.contention import run_delay
 from launcher.insight.evidence import IDLE_GPU, Evidence
 from launcher.insight.findings import NOTICEABLE, Finding, Fix, Gain, percent
 from launcher.insight.gains import bounded, compiling, estimated, in_steps, step_left
+from launcher.insight.rules.storage import disks_are_waited_for
 from launcher.insight.rules.workers import kept_from_core, suspected
 
 SELDOM = 20
@@ -45,18 +47,28 @@ def starved(evidence: Evidence) -> Answer:
         return _main_thread(evidence, gap) if gap >= 1.5 * NOTICEABLE else None
     if idle is None and gap is None:
         return NotMeasured(what="a GPU that waits for the training process", reason=evidence.why_no_hosts)
+    # the kernels of NCCL keep a GPU busy while it waits for other ranks
+    exchange = () if evidence.facts.get("backend") == "nccl" else ("grad_sync", "buffer_sync")
     lost = max(
         gap or 0.0,
-        (idle or 0.0) - (wait or 0.0) - (evidence.share("grad_sync", "buffer_sync", "host_to_device") or 0.0),
+        (idle or 0.0) - (wait or 0.0) - (evidence.share(*exchange, "host_to_device") or 0.0),
     )
-    if lost < (IDLE_GPU if (gap or 0) < 1.5 * NOTICEABLE else NOTICEABLE):
+    if idle is not None:
+        lost = min(lost, idle)  # what the loop does besides may be the device's work too
+    enough = IDLE_GPU if (gap or 0) < 1.5 * NOTICEABLE else NOTICEABLE
+    if lost < enough:
         return None
-    if wait is None and evidence.busy is not None and (evidence.busy >= 0.85 or (evidence.waiting_cores or 0) >= 0.5):
+    if wait is None and evidence.busy is not None and (evidence.busy >= 0.85 or disks_are_waited_for(evidence)):
         return EXPLAINED  # full cores or slow disks: the data's finding
     if not evidence.ranks and evidence.uneven:
         return EXPLAINED
     if _contended(evidence):
         return EXPLAINED  # the process does not get its core: the workers', the neighbours' or the quota's finding
+    kept = kept_from_core(evidence)
+    if kept is not None:
+        lost -= kept  # the rest is its own
+        if lost < enough:
+            return EXPLAINED
     if _synchronises(evidence):
         return _synchronising(evidence, lost)
     if _small(evidence):
@@ -109,7 +121,8 @@ def fixed_cost(evidence: Evidence) -> Answer:
     if small is None:
         return NotMeasured(what="steps too small for their fixed cost", reason="the batch size is not known")
     share = optimizer * evidence.steps_part
-    least, most = 1 / LARGER, 1 - optimizer * (1 - 1 / LARGER)
+    at_once = max(1.0, min(LARGER, math.floor(min(LARGER, largest_factor(evidence)))))
+    least, most = optimizer / LARGER + (1 - optimizer) / at_once, 1 - optimizer * (1 - 1 / LARGER)
     return Finding(
         kind="small_batch",
         title="The batch is small: each step runs the optimizer for few images",
@@ -124,7 +137,8 @@ def fixed_cost(evidence: Evidence) -> Answer:
             evidence,
             LARGER,
             math.sqrt(most * least),
-            f"a step with {LARGER} times the images takes between as long and, but for its optimizer, {LARGER} times as long: "
+            f"a step with {LARGER} times the images, {at_once:.0f} times as many at once, takes from {LARGER * least:.2f} to, "
+            f"but for its optimizer, {LARGER} times as long: "
             f"1 / sqrt({most:.2f} · {least:.2f})",
             unsure=math.sqrt(most / least),
         ),
@@ -144,18 +158,29 @@ def _of_larger_batch(evidence: Evidence, factor: float, left: float, said: str, 
 
 
 def larger_batch(evidence: Evidence, factor: int, why: str) -> Fix:
-    """A global batch of `factor` times the images."""
+    """A global batch of `factor` times the images; in parts, where a GPU's memory holds no more at once."""
     batch = evidence.settings.get("global_batch_size")
     if not isinstance(batch, int):
         return Fix(setting=None, value=f"a global batch of {factor} times the images", why=why)
-    return Fix(setting="hyperparameters.global_batch_size", value=factor * batch, now=batch, why=why)
+    parts: dict[str, Any] = {}
+    each = evidence.settings.get("batch_size_per_device")
+    if largest_factor(evidence) < factor:
+        parts = {"hyperparameters.batch_size_per_device": "auto"}
+    elif isinstance(each, int):  # else it would be made of more parts of the same size
+        parts = {"hyperparameters.batch_size_per_device": factor * each}
+    return Fix(setting="hyperparameters.global_batch_size", value=factor * batch, now=batch, why=why, also=parts)
+
+
+def largest_factor(evidence: Evidence) -> float:
+    """Times the images that a GPU's memory holds at once, at least: weights and optimizer do not grow with them. inf: not known."""
+    return 100 / evidence.gpu_memory if evidence.gpu_memory else math.inf
 
 
 def _contended(evidence: Evidence) -> bool:
     if (evidence.throttled or 0) >= NOTICEABLE or suspected(evidence):
         return True
     if run_delay(evidence) is not None:
-        return kept_from_core(evidence) is not None
+        return False  # it is known how much of the time that is
     return evidence.busy is not None and evidence.busy >= 0.9
 
 
@@ -177,7 +202,8 @@ def _small(evidence: Evidence) -> bool:
     if (evidence.gpu_memory if evidence.gpu_memory is not None else 0) >= 60:
         return False
     if evidence.step_seconds is not None:
-        return evidence.step_seconds / evidence.accumulation < SHORT_STEP
+        own = evidence.step_seconds * (1 - (kept_from_core(evidence) or 0.0))
+        return own / evidence.accumulation < SHORT_STEP
     return evidence.gpu_memory is not None and (evidence.pegged or 0) < 0.5
 
 
@@ -185,7 +211,7 @@ def _one_core(evidence: Evidence) -> bool:
     """Whether the training process keeps one core busy all the time."""
     own = evidence.cores_used(evidence.own_cpu)
     if own is not None:
-        return own >= 0.85
+        return own >= 0.85 * (1 - (kept_from_core(evidence) or 0.0))
     pegged, busy = evidence.pegged, evidence.busy
     return pegged is not None and pegged >= 0.5 and busy is not None and busy < 0.7
 
@@ -261,6 +287,7 @@ def _small_batch(evidence: Evidence, lost: float) -> Finding:
     share = lost * evidence.steps_part
     settings = evidence.settings
     fixes = []
+    factor = evidence.accumulation if evidence.accumulation > 1 else math.floor(min(LARGER, largest_factor(evidence)))
     if evidence.accumulation > 1:
         fixes.append(
             Fix(
@@ -270,9 +297,8 @@ def _small_batch(evidence: Evidence, lost: float) -> Finding:
                 why=f"fewer than {evidence.accumulation} parts a step; the training stays the same",
             )
         )
-    else:
-        fixes.append(larger_batch(evidence, LARGER, "scale learning_rate and the warm-up with it"))
-    factor = evidence.accumulation if evidence.accumulation > 1 else LARGER
+    elif factor > 1:
+        fixes.append(larger_batch(evidence, factor, "scale learning_rate and the warm-up with it"))
     fixes.append(
         Fix(
             setting="hyperparameters.compile",
@@ -293,7 +319,7 @@ def _small_batch(evidence: Evidence, lost: float) -> Finding:
         cause="launching the kernels takes longer than running them",
         fixes=tuple(fixes),
         gain=bounded(share)
-        if evidence.gpu_idle is None or not evidence.ranks
+        if evidence.gpu_idle is None or not evidence.ranks or factor == 1
         else _of_larger_batch(
             evidence,
             factor,

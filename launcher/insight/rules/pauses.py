@@ -15,6 +15,7 @@ from launcher.insight.length import job_steps
 from launcher.insight.measurements import Steps
 from launcher.insight.phases import NO_PHASE
 from launcher.insight.rules.images import shards
+from launcher.insight.rules.neighbours import noisy
 from launcher.insight.rules.workers import kept_by_workers, taken_by_workers
 from launcher.record.records import COMPLETED
 
@@ -37,7 +38,12 @@ def checkpoints(evidence: Evidence) -> Answer:
         lambda count, factor: (
             Fix(
                 setting="hyperparameters.checkpoint_every",
-                value=factor * (every if isinstance(every, int) else max(1, round(_steps(evidence) / max(count, 1)))),
+                value=factor
+                * (
+                    every
+                    if isinstance(every, int)
+                    else max(1, round(windows.steps_done(evidence.ranks[0]) / max(count, 1)))
+                ),
                 now=every,
                 why=f"{factor} times fewer; a run that is killed loses that many more steps",
             ),
@@ -233,8 +239,8 @@ def outliers(evidence: Evidence) -> Answer:
         return None
     if taken_by_workers(evidence) is not None and (evidence.full or 0) >= 0.8:
         return EXPLAINED
-    no_core = (evidence.throttled or 0.0) >= NOTICEABLE or kept_by_workers(evidence) is not None
-    if no_core and _of_a_missing_core(steps, mask, far):
+    kept = kept_by_workers(evidence) is not None or isinstance(noisy(evidence), Finding)
+    if ((evidence.throttled or 0.0) >= NOTICEABLE or kept) and _of_a_missing_core(steps, mask, far):
         return EXPLAINED
     waits = max(epoch_start_share(evidence), evidence.share("data_wait") or 0.0)
     if _at_epoch_starts(steps.epoch[mask], far) and waits >= NOTICEABLE:

@@ -17,7 +17,11 @@ from launcher.insight.rules.feeding import larger_batch
 
 SHARED_PHASES = ("grad_sync", "backward", "buffer_sync")
 """Phases in which a rank may wait for the others: DistributedDataParallel reduces gradients inside backward, and makes buffers equal
-before forward."""
+before forward. A model that is sharded gathers its weights in forward too."""
+
+
+UNUSED = 5.0
+"""Percent of use below which a GPU has no process that trains."""
 
 
 def communication(evidence: Evidence) -> Answer:
@@ -48,13 +52,9 @@ def communication(evidence: Evidence) -> Answer:
         formula = f"half the bytes: 1 / (1 - {share:.2f} / 2)"
         gain = estimated(evidence, "communication_bound", share, 1 - share / 2, formula)
     fixes.append(larger_batch(evidence, 2, "half as many exchanges an epoch; scale the learning rate with it"))
-    fixes.append(
-        Fix(
-            setting=None,
-            value="distribution smddp, on an instance type that has it, such as ml.p4d.24xlarge; or fewer, larger hosts",
-            scope="kit",
-        )
-    )
+    smddp = "distribution smddp, on an instance type that has it, such as ml.p4d.24xlarge; or "
+    is_it = evidence.facts.get("backend") == "smddp"
+    fixes.append(Fix(setting=None, value=f"{'' if is_it else smddp}fewer, larger hosts", scope="kit"))
     sent = [
         float(np.mean(evidence.during(host.network["transmit"]))) / 1e6
         for host in evidence.hosts
@@ -87,8 +87,12 @@ def slow_rank(evidence: Evidence) -> Answer:
         )
     own = np.array([_own_seconds(evidence, steps) for steps in evidence.ranks])
     if not _one_is_slow(evidence, own):
-        own = own + [evidence.seconds_outside_phases(steps) or 0.0 for steps in evidence.ranks]
+        own = own + [evidence.seconds_outside_phases(steps) for steps in evidence.ranks]
         if not _one_is_slow(evidence, own) or not _waited_for(evidence, own):
+            if _sharded(evidence):
+                return NotMeasured(
+                    what="one slow rank", reason="ranks of a sharded model wait for each other in forward"
+                )
             return None
     slowest = int(own.argmax())
     others = float(np.median(np.delete(own, slowest)))
@@ -144,7 +148,7 @@ def uneven_gpus(evidence: Evidence) -> Answer:
         if means or not evidence.on_gpu:
             return DoesNotApply("one GPU" if means else "no GPU")
         return NotMeasured(what="GPUs used unevenly", reason=evidence.why_no_hosts)
-    if not evidence.uneven or len(evidence.ranks) >= 2:
+    if not evidence.uneven or (len(evidence.ranks) >= 2 and not _without_a_process(evidence)):
         return None
     most, least = max(means, key=means.__getitem__), min(means, key=means.__getitem__)
     lost = evidence.steps_part * min(max((means[most] - float(np.mean(list(means.values())))) / 100, 0.0), 1.0)
@@ -154,11 +158,21 @@ def uneven_gpus(evidence: Evidence) -> Answer:
         share=lost,
         evidence=(f"mean use of {len(means)} GPUs from {means[least]:.0f} to {means[most]:.0f} %",),
         cause="the work is shared unevenly: DataParallel in one process, a GPU without a process, or a slow rank"
-        if means[least] >= 5
+        if means[least] >= UNUSED
         else f"{least} is idle: there are fewer processes than GPUs",
         fixes=(_process_per_gpu(evidence, least),),
         gain=bounded(lost, f"1 / (1 - {lost:.2f}); how evenly the work can be shared is not known"),
     )
+
+
+def _without_a_process(evidence: Evidence) -> bool:
+    """Whether a host has more GPUs than ranks, and the surplus is idle."""
+    means = evidence.all_gpu_means
+    for host in evidence.hosts:
+        used = sorted((mean for name, mean in means.items() if name.startswith(f"{host.name} ")), reverse=True)
+        if max(used[evidence.local_ranks(host) :], default=100.0) < UNUSED:
+            return True
+    return False
 
 
 def _process_per_gpu(evidence: Evidence, idle: str) -> Fix:
@@ -168,6 +182,9 @@ def _process_per_gpu(evidence: Evidence, idle: str) -> Fix:
         return Fix(setting="distribution", value="torchrun", now=now, why=why)
     if now is None:
         return Fix(setting=None, value="torchrun --nproc-per-node=GPUS", why=why)
+    if evidence.all_gpu_means[idle] < UNUSED and _without_a_process(evidence):
+        gpus = sum(name.split()[0] == idle.split()[0] for name in evidence.all_gpu_means)
+        return Fix(setting="compute.processes_per_host", value=gpus, why=why)
     return Fix(setting=None, value=f"look at {idle}: its process, clock, temperature and links")
 
 
@@ -194,9 +211,17 @@ def _own_seconds(evidence: Evidence, steps: Steps) -> float:
     """A rank's seconds a step without waiting for others; of backward only what is not exchange, where that is known."""
     total = 0.0
     for phase in steps.seconds:
-        if phase not in ("step", *SHARED_PHASES):
+        if phase not in ("step", *_shared_phases(evidence)):
             total += windows.mean_seconds(steps, phase) or 0.0
     return total + _own_backward(evidence, steps)
+
+
+def _sharded(evidence: Evidence) -> bool:
+    return evidence.script is not None and evidence.script.is_sharded
+
+
+def _shared_phases(evidence: Evidence) -> tuple[str, ...]:
+    return (*SHARED_PHASES, "forward") if _sharded(evidence) else SHARED_PHASES
 
 
 def _own_backward(evidence: Evidence, steps: Steps) -> float:
@@ -210,14 +235,14 @@ def _where(evidence: Evidence, slowest: int) -> tuple[str, float]:
     """The phase in which a rank is slowest beside the others, and by how many seconds a step."""
     more = {}
     for phase in evidence.ranks[slowest].seconds:
-        if phase in ("step", "grad_sync", "buffer_sync"):
+        if phase in ("step", "grad_sync", "buffer_sync") or (phase == "forward" and _sharded(evidence)):
             continue
         each = [
             _own_backward(evidence, steps) if phase == "backward" else windows.mean_seconds(steps, phase) or 0.0
             for steps in evidence.ranks
         ]
         more[phase] = each[slowest] - float(np.median(np.delete(each, slowest)))
-    outside = [evidence.seconds_outside_phases(steps) or 0.0 for steps in evidence.ranks]
+    outside = [evidence.seconds_outside_phases(steps) for steps in evidence.ranks]
     more[NO_PHASE] = outside[slowest] - float(np.median(np.delete(outside, slowest)))
     phase = max(more, key=more.__getitem__)
     return phase, more[phase]

@@ -90,14 +90,22 @@ def _told(fix: Fix, evidence: Evidence, script: Script) -> Fix | None:
 # The rules' settings
 
 
-def _workers(fix: Fix, evidence: Evidence, script: Script) -> Fix:
-    value = max(1, math.floor(evidence.cores_each or 1)) if fix.value == "auto" else fix.value
+def _workers(fix: Fix, evidence: Evidence, script: Script) -> Fix | None:
+    value = fix.value
+    if value == "auto":
+        if evidence.cores_each is None:
+            return None  # a guess may be fewer than there are workers
+        value = max(1, math.floor(evidence.cores_each))
     return _argument(script, "num_workers", value, now=evidence.workers, why=fix.why)
 
 
 def _batch(fix: Fix, evidence: Evidence, script: Script) -> Fix:
     now, whole = evidence.images_per_micro_batch, evidence.settings.get("global_batch_size")
-    if not isinstance(whole, int) or now is None:
+    if "auto" in fix.also.values() and isinstance(whole, int):
+        factor = fix.value // whole
+        value = f"the gradients of {factor} batches summed up before each step: GPU memory holds no {factor} times the images at once"
+        return replace(fix, setting=None, value=value, also={})
+    if not isinstance(whole, int) or now is None or len(script.loaders("training")) > 1:
         return replace(fix, setting=None, value="a larger batch")
     return _argument(script, "batch_size", max(1, now * fix.value // whole), now=now, why=fix.why)
 
@@ -120,6 +128,9 @@ def _precision(fix: Fix, evidence: Evidence, script: Script) -> Fix:
         change = (
             f"torch.autocast('{evidence.facts.get('device') or 'cuda'}', dtype=torch.{TYPES[fix.value]}) around {where}"
         )
+        scaler = script.part("scaler")
+        if fix.value == "fp16" and (scaler is None or scaler.values.get("enabled") is False):
+            change += ", with torch.amp.GradScaler around backward and step: small gradients are 0 in fp16"
     return replace(fix, setting="precision", change=change, at=at)
 
 
@@ -168,7 +179,7 @@ def _evaluations(fix: Fix, evidence: Evidence, script: Script) -> Fix:
     return replace(fix, setting="evaluate_every", value=value, change=change, at=_at(made))
 
 
-SETTINGS: dict[str, Callable[[Fix, Evidence, Script], Fix]] = {
+SETTINGS: dict[str, Callable[[Fix, Evidence, Script], Fix | None]] = {
     "num_workers": _workers,
     "global_batch_size": _batch,
     "batch_size_per_device": _parts,

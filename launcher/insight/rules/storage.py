@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from launcher.insight.contention import usable_cores
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding, Fix
 from launcher.insight.rules.images import gain_of_quick_reads, shards
@@ -14,6 +15,17 @@ from launcher.insight.rules.workers import crowded
 
 A_CORE = 2
 """Workers for each core up to which more than twice as many are asked for: what the storage gives is not known, and each takes memory."""
+
+
+def disks_are_waited_for(evidence: Evidence) -> bool:
+    """Whether as many cores wait for disks as an eighth of a host's readers, which may be its training processes themselves, or, where
+    these are not known, as a 32nd of its cores: half a core of few, which is little beside the readers of a host with eight GPUs."""
+    waiting = evidence.waiting_cores
+    if waiting is None or not evidence.hosts:
+        return False
+    known = evidence.workers is not None
+    enough = evidence.ranks_each * max(evidence.workers or 0, 1) / 8 if known else usable_cores(evidence) / 32
+    return waiting >= max(0.5, enough)
 
 
 def slow_storage(evidence: Evidence, numbers: Sequence[str], wait: float | None, *, lost: float) -> Finding:

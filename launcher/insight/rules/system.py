@@ -54,11 +54,17 @@ def throttled(evidence: Evidence) -> Answer:
         cause="the quota (cgroup cpu.max) is used up before each period ends, and every thread then waits",
         fixes=(
             Fix(setting=None, value="a larger quota (docker --cpus), or an instance type with more cores"),
-            Fix(
-                setting="hyperparameters.num_workers",
-                value="auto",
-                now=evidence.settings.get("num_workers"),
-                why="no more processes than cores of the quota",
+            *(
+                (
+                    Fix(
+                        setting="hyperparameters.num_workers",
+                        value="auto",
+                        now=evidence.settings.get("num_workers"),
+                        why="no more processes than cores of the quota",
+                    ),
+                )
+                if evidence.workers is None or evidence.cores_each is None or evidence.workers > evidence.cores_each
+                else ()
             ),
         ),
         gain=_of_a_larger_quota(evidence, lost),

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher.insight.answers import Answer, DoesNotApply, NotMeasured
+from launcher.insight.contention import lost_to_programs
 from launcher.insight.evidence import Evidence
-from launcher.insight.findings import Finding, Fix
+from launcher.insight.findings import NOTICEABLE, Finding, Fix, percent
 from launcher.insight.gains import of_other_fixes
 from launcher.insight.length import too_short
 from launcher.insight.report import Report
@@ -48,6 +49,10 @@ RULES = (
 )
 
 
+HIDING = 0.2
+"""Share of the steps in which programs outside the run have the training thread's core from which they hide a good part of what is slow."""
+
+
 def judge(evidence: Evidence) -> Report:
     """Ask every rule."""
     findings, not_found, not_measured, not_applicable = [], [], [], []
@@ -66,6 +71,13 @@ def judge(evidence: Evidence) -> Report:
             not_applicable.append((rule.looks_for, answer.why))
         else:
             not_found.append(rule.looks_for)
+    lost = lost_to_programs(evidence)
+    if lost >= HIDING:
+        small = f"what takes less than {percent(NOTICEABLE)} of the time"
+        core = f"programs outside the run have the training thread's core in {percent(lost)} of it"
+        not_measured.append(
+            NotMeasured(what=small, reason=f"{core}: without them it may be {percent(NOTICEABLE / (1 - lost))}")
+        )
     if "operators" not in evidence.facts:
         not_measured.append(NotMeasured(what="operators and kernels", reason=evidence.why_not("operators")))
     findings.sort(key=lambda finding: (not finding.urgent, finding.level == "risk", -(finding.share or 0.0)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from launcher.insight.contention import THREADS, WORKERS, neighbours, run_delay, swing
+from launcher.insight.contention import THREADS, WORKERS, neighbours, run_delay, runnable_per_core, swing
 from launcher.insight.evidence import IDLE_GPU, Evidence
 from launcher.insight.findings import NOTICEABLE
 from launcher.insight.length import too_short
@@ -45,6 +45,9 @@ def taken_by_workers(evidence: Evidence) -> float | None:
         return None
     wait, idle = evidence.share("data_wait") or 0.0, evidence.gpu_idle
     if wait >= NOTICEABLE:
+        ready = runnable_per_core(evidence)
+        if evidence.busy < CROWDED and ready is not None and ready < 1:
+            return None  # nobody waits for a core: the workers wait for something else, as many as they are
         return max(wait, idle or 0.0)
     if evidence.busy < CROWDED:
         return None

@@ -152,15 +152,15 @@ def upright_size(encoded: bytes) -> tuple[int, int] | None:
             if opened.format == "PNG":
                 plain = encoded[24:26] in (b"\x08\x00", b"\x08\x02")  # 8 bits, grey or RGB (PNG specification, 11.2.1)
                 return None if not plain or any(mark in encoded for mark in OTHER_PIXELS) else opened.size
-            if opened.format != "JPEG" or opened.mode not in ("L", "RGB"):
-                return None
+            if frame is None or opened.format != "JPEG" or opened.mode not in ("L", "RGB"):
+                return None  # also a JPEG that is stored as red, green and blue
             if not encoded.endswith(JPEG_END) or OTHER_PIXELS[-1] in encoded:
                 return None
-            orientation = opened.getexif().get(ORIENTATION, 1)
-            if orientation not in range(1, 9):
+            turned = opened.getexif().get(ORIENTATION, 1)  # of damaged data DALI may read something else
+            if turned not in range(1, 9):
                 return None
             width, height = opened.size
-            return (width, height) if orientation < 5 else (height, width)  # 5 to 8 lie on their side
+            return (width, height) if turned < 5 else (height, width)  # 5 to 8 lie on their side
     except Exception:  # a damaged file makes Pillow raise OSError, SyntaxError, TypeError, struct.error …
         return None
 

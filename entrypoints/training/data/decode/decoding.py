@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
@@ -110,8 +111,17 @@ def upright(opened: Image.Image, image: Image.Image) -> Image.Image:
     ImageOps.exif_transpose also rewrites the remaining EXIF data, and fails where a good image has bad EXIF data.
     """
     # Pillow turns a TIFF when it loads it, and before version 10 does not say so
-    orientation = 1 if opened.format == "TIFF" else opened.getexif().get(ORIENTATION)
-    return image.transpose(UPRIGHT[orientation]) if orientation in UPRIGHT else image
+    turned = 1 if opened.format == "TIFF" else orientation(opened)
+    return image.transpose(UPRIGHT[turned]) if turned in UPRIGHT else image
+
+
+def orientation(opened: Image.Image) -> int:
+    """How the camera was held, by the file's EXIF data, 1 to 8; 1, upright, where they do not say or are damaged."""
+    try:
+        found: Any = opened.getexif().get(ORIENTATION)
+    except Exception:  # whatever Pillow's parser met
+        return 1
+    return int(found) if found in range(1, 9) else 1
 
 
 def as_pixels(image: Image.Image) -> np.ndarray:
@@ -122,7 +132,8 @@ def as_pixels(image: Image.Image) -> np.ndarray:
 
 def _eight_bits(image: Image.Image) -> Image.Image:
     """16-bit grey reduced to the upper 8 bits; Pillow clips it at 255, so that nearly all of it becomes white."""
-    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):  # the second before Pillow 11
+    # PNG before Pillow 11, and a PGM of any range above 8 bits, which Pillow scales up to 16
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         return Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
         raise ValueError(f"it has {image.mode} pixels of 32 bits: convert it to 8 bits, in the range you want to keep")

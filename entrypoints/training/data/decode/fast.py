@@ -102,6 +102,10 @@ class FastPreprocessor:
         return _mirrored(planes) if variation.mirrored else planes
 
 
+LONGEST_SIDE = 2**15 - 2
+"""Pixels of a side that OpenCV's warpAffine takes: it counts in 16 bits, and refuses more."""
+
+
 def warp(pixels: np.ndarray, matrix: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """Pixels (height, width[, 3]) under a matrix of `geometry`, bilinear, black beyond the image.
 
@@ -109,7 +113,7 @@ def warp(pixels: np.ndarray, matrix: np.ndarray, size: tuple[int, int]) -> np.nd
         size: width and height of the result.
     """
     cv2 = opencv()
-    if cv2 is None:
+    if cv2 is None or max(*pixels.shape[:2], *size) > LONGEST_SIDE:
         image = Image.fromarray(pixels).transform(
             size, Image.Transform.AFFINE, tuple(matrix[:2].ravel()), Image.Resampling.BILINEAR
         )

@@ -16,16 +16,20 @@ Decoded = TypeVar("Decoded")
 class ImageFile:
     """An image file, read and decoded once for all that ask, in several threads too."""
 
-    def __init__(self, read: Callable[[], bytes], name: str):
+    def __init__(self, read: Callable[[], bytes], name: Callable[[], str]):
         """
         Args:
             read: gives the whole file.
-            name: its path, for messages.
+            name: gives its path, for messages; where it lies in a shard that may take a read.
         """
-        self.name, self._read = name, read
+        self._name, self._read = name, read
         self._lock = threading.RLock()
         self._encoded: bytes | None = None
         self._decoded: dict[Hashable, Any] = {}
+
+    @property
+    def name(self) -> str:
+        return self._name()
 
     @property
     def encoded(self) -> bytes:
@@ -71,7 +75,9 @@ class OpenFiles:
     def opened(self, index: int) -> Iterator[ImageFile]:
         """An image's file, to make one view of it."""
         with self._lock:
-            file = self._files.setdefault(index, self._open(index))
+            file = self._files.get(index)
+            if file is None:
+                file = self._files[index] = self._open(index)
         try:
             yield file
         finally:

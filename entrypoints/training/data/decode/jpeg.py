@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from training.data.decode.decoding import ORIENTATION, open_image, too_large
+from training.data.decode.decoding import open_image, orientation, too_large
 
 HUFFMAN_FRAMES = (0xC0, 0xC1, 0xC2)
 """Markers of baseline, extended and progressive frames (ITU-T T.81, table B.1); the others are lossless or arithmetic."""
@@ -51,14 +51,14 @@ def read_header(encoded: bytes) -> JpegHeader | None:
     frame = read_frame(encoded)
     if frame is None:
         return None
-    orientation = 1
-    if frame.tagged:  # as the reference does: both turn a file with odd EXIF data alike
+    turned = 1
+    if frame.tagged:
         try:
             with open_image(encoded) as opened:
-                orientation = opened.getexif().get(ORIENTATION)
-        except Exception:  # of damaged EXIF data Pillow raises whatever its parser met; the reference path decides
+                turned = orientation(opened)
+        except Exception:  # of a damaged header Pillow raises whatever its parser met; the reference path decides
             return None
-    return JpegHeader(frame.width, frame.height, frame.channels, orientation if orientation in range(1, 9) else 1)
+    return JpegHeader(frame.width, frame.height, frame.channels, turned)
 
 
 def read_frame(encoded: bytes) -> JpegFrame | None:

@@ -38,6 +38,12 @@ def walk(root: Path, onerror: Callable[[OSError], None] | None = None) -> Iterat
         above |= {os.path.join(place, name): around | own[name] for name in folders}
 
 
+def refuse_unlisted(error: OSError) -> None:
+    """As `walk`'s onerror: raises the error, but for a folder that is not there. What it holds would be missing without a word."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
 def _parents(folder: Path) -> set[Path]:
     """What a folder lies in, by the path that names it and by the one without links."""
     return {*Path(os.path.abspath(folder)).parents, *Path(os.path.realpath(folder)).parents}

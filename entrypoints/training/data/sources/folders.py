@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from training.data.decode.decoding import read_file
 from training.data.orders import FreeOrder
-from training.data.sources.file_trees import IMAGE_ENDINGS, walk
+from training.data.sources.file_trees import IMAGE_ENDINGS, refuse_unlisted, walk
+from training.data.storage import StorageError, read_patiently
 
 CALLS_AT_ONCE = 16
 """Threads that list folders, or ask for the sizes of files: a network's file system answers late, at no cost to the CPU."""
@@ -21,21 +24,59 @@ FILES_A_TURN = 10_000
 """Files whose sizes are asked at once, so that a million files need no million futures."""
 
 
-def digest_of_sizes(root: Path, files: Sequence[bytes] | np.ndarray) -> str:
-    """SHA-256 of files' paths below a root and their sizes in bytes, in order.
+class FilePaths(Sequence[bytes]):
+    """Many paths in two arrays, of all letters and of the paths' ends.
+
+    Worker processes that read a list of a million objects come to own a copy each, since reading counts references and so writes to the
+    shared pages (https://github.com/pytorch/pytorch/issues/13246). An array of one width would have the longest path's.
+    """
+
+    def __init__(self, paths: Iterable[str]):
+        encoded = [os.fsencode(path) for path in paths]
+        self._text = np.frombuffer(b"".join(encoded), np.uint8)
+        self._ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[one] for one in range(*index.indices(len(self)))]
+        place = range(len(self))[index]
+        begin, end = self._ends[place], self._ends[place + 1]
+        return self._text[begin:end].tobytes()
+
+    def digest(self) -> bytes:
+        """SHA-256 of them all, in order."""
+        found = hashlib.sha256(self._ends.astype("<i8").tobytes())
+        found.update(self._text.data)
+        return found.digest()
+
+
+def digest_of_sizes(root: Path, files: Sequence[bytes]) -> str:
+    """SHA-256 of files' paths below a root and their sizes in bytes, in order; of one that is not there, a broken image, its path alone.
 
     No file is read. Threads ask for the sizes, since each answer may cross a network.
+
+    Raises:
+        StorageError: storage fails for long.
     """
     found, folder = hashlib.sha256(), os.fsencode(root)
 
-    def size(file: bytes) -> int:
-        return os.stat(os.path.join(folder, file)).st_size
+    def size(file: bytes) -> bytes:
+        path = os.path.join(folder, file)
+        try:
+            return b"%d" % read_patiently(partial(os.stat, path), os.fsdecode(path)).st_size
+        except StorageError:
+            raise
+        except OSError:
+            return b"-"
 
     with ThreadPoolExecutor(CALLS_AT_ONCE) as pool:
         for first in range(0, len(files), FILES_A_TURN):
             part = files[first : first + FILES_A_TURN]
             for file, count in zip(part, pool.map(size, part)):
-                found.update(b"%b\0%d\0" % (file, count))
+                found.update(b"%b\0%b\0" % (file, count))
     return found.hexdigest()
 
 
@@ -47,10 +88,7 @@ class ImageFolder:
     """
 
     def __init__(self, root: Path, files: Sequence[str]):
-        self.root = root
-        # One array: worker processes that read a list of a million strings come to own a copy each, since reading counts
-        # references and so writes to the shared pages (https://github.com/pytorch/pytorch/issues/13246).
-        self._files = np.array([os.fsencode(file) for file in files])
+        self.root, self._files = root, FilePaths(files)
         self.order = FreeOrder(len(self._files))
         self.notes: list[str] = []
 
@@ -75,7 +113,7 @@ class ImageFolder:
 
     def listing(self) -> str:
         """SHA-256 of every image's path below the root, in order."""
-        return hashlib.sha256(self._files.tobytes()).hexdigest()
+        return self._files.digest().hex()
 
     def announce(self) -> None:
         """Nothing is read ahead."""
@@ -144,7 +182,7 @@ def find_images(root: Path) -> dict[str, list[str]]:
 
 def _images_below(root: Path, name: str = "") -> Iterator[str]:
     """Paths from the root, of a folder there or of all, without hidden ones."""
-    for folder, subfolders, files in walk(root / name):
+    for folder, subfolders, files in walk(root / name, refuse_unlisted):
         subfolders[:] = [subfolder for subfolder in subfolders if not subfolder.startswith(".")]
         inside = os.path.relpath(folder, root)
         for file in files:

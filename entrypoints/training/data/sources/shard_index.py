@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import tarfile
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -157,8 +158,9 @@ def scan_shards(root: Path, shards: dict[str, int], classes: list[str] | None, *
     Raises:
         ValueError: a shard is broken, or a sample lacks its label; the message names them.
     """
+    numbers = {name: number for number, name in reversed([*enumerate(classes or ())])}  # of equal names the first one's
     with ThreadPoolExecutor(SCANS) as pool:
-        scanned = list(pool.map(lambda name: _scan(root / name, classes, labels), shards))
+        scanned = list(pool.map(lambda name: _scan(root / name, numbers, labels), shards))
     columns = [np.concatenate([np.array(one[part], np.int64) for one in scanned]) for part in range(5)]
     offsets, lengths, classes_of, mask_offsets, mask_lengths = columns
     counts = np.array([len(one[0]) for one in scanned], np.int64)
@@ -188,7 +190,7 @@ def key_and_kind(member: str) -> tuple[str, str]:
     return folder + slash + key, kind.lower()
 
 
-def _scan(file: Path, classes: list[str] | None, labels: bool) -> Columns:
+def _scan(file: Path, classes: Mapping[str, int], labels: bool) -> Columns:
     """The places of a shard's images."""
     columns: Columns = ([], [], [], [], [])
     sample: dict[str, tarfile.TarInfo] = {}
@@ -239,7 +241,7 @@ def _add(
     key: str,
     sample: dict[str, tarfile.TarInfo],
     descriptor: int,
-    classes: list[str] | None,
+    classes: Mapping[str, int],
     labels: bool,
 ) -> None:
     """Append a sample, given by its members' kinds, to a shard's columns."""
@@ -291,7 +293,7 @@ def _dotted_image(sample: dict[str, tarfile.TarInfo]) -> str | None:
     return None
 
 
-def _label(file: Path, key: str, kind: str, text: bytes, classes: list[str] | None) -> int:
+def _label(file: Path, key: str, kind: str, text: bytes, classes: Mapping[str, int]) -> int:
     """A class number, from a .cls or .json member."""
     try:
         value = json.loads(text)
@@ -299,8 +301,8 @@ def _label(file: Path, key: str, kind: str, text: bytes, classes: list[str] | No
             value = value["label"]
     except (ValueError, KeyError, RecursionError):  # a class's name, in .cls without quotes
         value = text.decode("utf-8", "replace").strip() if kind == "cls" else None
-    if isinstance(value, str) and classes and value in classes:
-        return classes.index(value)
+    if isinstance(value, str) and value in classes:
+        return classes[value]
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_CLASSES:
         return value
     valid = f"a class number below {MAX_CLASSES:,}, or a name of {' or '.join(CLASSES)} beside the shards"

@@ -34,6 +34,12 @@ from training.data.sources.shard_index import (
 )
 from training.data.storage import StorageError, read_patiently
 
+HEADER = 512
+"""Bytes of a member's header, which lies before it (POSIX ustar)."""
+
+MOST_HEADERS = 1000
+"""That are kept, for messages about images that were just read."""
+
 
 @dataclass(frozen=True)
 class ShardReading:
@@ -74,12 +80,14 @@ class ShardFiles:
         self.order = ShardOrder(self.index.counts, reading.window)
         self._names = self.index.names
         self._files: dict[int, _OpenFile] = {}
+        self._headers: dict[tuple[int, int], bytes] = {}
+        """Of members that were read of late, by shard and offset."""
         self._starts = np.cumsum(self.index.counts).tolist()
         self._cache = ShardCache(root, sizes, reading.cache_bytes, reading.sharing) if reading.streamed else None
         self._describe(sizes)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_files": {}}
+        return self.__dict__ | {"_files": {}, "_headers": {}}
 
     def __len__(self) -> int:
         return len(self.index)
@@ -124,10 +132,12 @@ class ShardFiles:
 
     def _member(self, index: int, offset: int) -> str:
         shard = bisect_right(self._starts, index)
-        try:
-            header = self._pread(shard, offset - 512, 512)
-        except OSError:
-            header = b""
+        header = self._headers.get((shard, offset))
+        if header is None:
+            try:
+                header = self._pread(shard, offset - HEADER, HEADER)
+            except OSError:
+                header = b""
         folder, name = (os.fsdecode(part.split(b"\0")[0]) for part in (header[345:500], header[:100]))
         inside = f"{folder}/{name}" if folder and header[257:263] == b"ustar\0" else name
         return f"{self.root / self._names[shard]}: {inside or f'image {index}'}"
@@ -135,16 +145,20 @@ class ShardFiles:
     def _read(self, index: int, offset: int, length: int) -> bytes:
         shard = bisect_right(self._starts, index)
         try:
-            found = self._pread(shard, offset, length)
+            # with its name, which lies before it and costs no read of its own so
+            found = self._pread(shard, offset - HEADER, HEADER + length)
         except StorageError:
             raise
         except OSError as error:
             raise ValueError(f"{self._member(index, offset)} cannot be read: {error.strerror or error}") from error
-        if len(found) < length:
+        if len(found) < HEADER + length:
             raise ValueError(
                 f"{self.root / self._names[shard]} ends within image {index}: it was changed since the start. Copy it again"
             )
-        return found
+        if len(self._headers) >= MOST_HEADERS:
+            self._headers.clear()
+        self._headers[shard, offset] = found[:HEADER]
+        return found[HEADER:]
 
     def _pread(self, shard: int, offset: int, length: int) -> bytes:
         return read_patiently(partial(self._pread_once, shard, offset, length), self.root / self._names[shard])
@@ -168,8 +182,7 @@ class ShardFiles:
         if file is None:
             file = self._open(self._names[shard])
             for other, opened in list(self._files.items()):
-                # a removed copy takes room until it is closed
-                if len(self._files) >= 2 * self._reading.window or not os.fstat(opened.descriptor).st_nlink:
+                if len(self._files) >= 2 * self._reading.window or _is_gone(opened.descriptor):
                     self._files.pop(other, None)
             self._files[shard] = file
         return file
@@ -314,6 +327,14 @@ class _OpenFile:
     def __del__(self) -> None:
         if hasattr(self, "descriptor"):
             os.close(self.descriptor)
+
+
+def _is_gone(descriptor: int) -> bool:
+    """Whether an open file was removed, as a copy that takes room until it is closed, or its mount is not there any more."""
+    try:
+        return not os.fstat(descriptor).st_nlink
+    except OSError:
+        return True
 
 
 def _first_of_each(labels: np.ndarray, count: int) -> np.ndarray:

@@ -1,0 +1,80 @@
+"""Whether the place of a job's checkpoints in S3 is what the job takes it for. Every request only reads."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from launcher.aws.upload import split
+from launcher.config.issues import Issue
+from launcher.planner.plan import Plan
+from launcher.record import records
+
+RESUME = "checkpoints: resume"
+"""The key of what is said about a run that left nothing to resume from."""
+
+MAX_JOBS = 200
+"""Jobs under way that are asked about: a request each."""
+
+
+def check_content(plan: Plan, uri: str, s3: Any) -> Iterator[Issue]:
+    """Whether the prefix holds anything, where the job is to resume, and where it is not.
+
+    Args:
+        s3: a boto3 client.
+    """
+    if plan.resumes is None and holds_any(uri, s3):
+        found, fix = f"{uri} holds objects already, and the job resumes from them", "no change to resume"
+        yield Issue(key="checkpoints", level="warning", found=found, fix=f"{fix}; otherwise use another prefix")
+    elif plan.resumes is not None and not holds_any(uri, s3):
+        found = f"{plan.resumes} left no checkpoint under {uri}"
+        if plan.replay_of is not None:  # `launcher resume` asks for that run; `launcher run` resumes where it can
+            yield Issue(key=RESUME, found=found, fix=f"launcher replay {plan.resumes} starts from the beginning")
+        else:
+            anew, fix = f"{found}, so the job starts from the beginning", "no change to start from the beginning"
+            yield Issue(key=RESUME, level="warning", found=anew, fix=fix)
+
+
+def holds_any(uri: str, s3: Any) -> bool:
+    """Whether checkpoints lie below a prefix: an object or a folder that was not still being written.
+
+    Args:
+        s3: a boto3 client.
+    """
+    bucket, prefix = split(uri)
+    below = f"{prefix.rstrip('/')}/" if prefix else ""
+    for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=below, Delimiter="/"):
+        keys = [item["Key"] for item in page.get("Contents", ())]
+        folders = [item["Prefix"].rstrip("/") for item in page.get("CommonPrefixes", ())]
+        names = [key.removeprefix(below) for key in keys + folders]
+        if any(name and not name.startswith(".") for name in names):
+            return True
+    return False
+
+
+def check_users(uri: str, region: str, sagemaker: Any) -> Iterator[Issue]:
+    """Whether a job under way keeps its checkpoints under the same prefix: each would overwrite and remove those of the other.
+
+    Args:
+        sagemaker: a boto3 client of the region.
+    """
+    # without MaxResults, which SageMaker applies before StatusEquals:
+    # https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ListTrainingJobs.html
+    pages = itertools.chain.from_iterable(
+        sagemaker.get_paginator("list_training_jobs").paginate(StatusEquals=state)
+        for state in (records.IN_PROGRESS, records.STOPPING)
+    )
+    names = (job["TrainingJobName"] for page in pages for job in page["TrainingJobSummaries"])
+    for name in itertools.islice(names, MAX_JOBS):
+        kept = sagemaker.describe_training_job(TrainingJobName=name).get("CheckpointConfig", {}).get("S3Uri")
+        if kept is not None and kept.rstrip("/") == uri.rstrip("/"):
+            yield Issue(
+                key="checkpoints",
+                found=f"{name} is under way and keeps its checkpoints under {uri}",
+                valid="a prefix of its own for each job under way",
+                fix=f"wait until it has ended (launcher attach {name} --region {region} follows it), or use another prefix",
+            )
+    if next(names, None) is not None:
+        found = f"whether a job under way keeps its checkpoints there: more than {MAX_JOBS} are"
+        yield Issue(key="checkpoints", level="not checked", found=found, fix="use a prefix that no other job has")

@@ -1,0 +1,101 @@
+"""Signals that wait until an action is complete, and signals that are not lost."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FrameType
+
+
+@dataclass(frozen=True)
+class _Noted:
+    numbers: tuple[signal.Signals, ...]
+    """Of the signals that are noted, each of which would raise KeyboardInterrupt."""
+    came: list[int]
+
+    def note(self) -> None:
+        for number in self.numbers:
+            signal.signal(number, lambda number, _frame: self.came.append(number))
+
+    def interrupt(self) -> None:
+        for number in self.numbers:
+            signal.signal(number, signal.default_int_handler)
+
+
+def _interrupted() -> bool:
+    """Whether this thread is the one that signals interrupt."""
+    return threading.current_thread() is threading.main_thread()
+
+
+def _interrupting() -> tuple[signal.Signals, ...]:
+    """The signals that raise KeyboardInterrupt in this thread."""
+    every = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if _interrupted() else ()
+    return tuple(one for one in every if signal.getsignal(one) is signal.default_int_handler)
+
+
+_now: list[_Noted] = []
+"""Of the `deferred` that this process is in, the innermost last."""
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[list[int]]:
+    """Note the signals that would interrupt this process, and go on: half a start would leave a run that nothing stops.
+
+    Yields:
+        The numbers of the signals that came.
+    """
+    noted = _Noted(_interrupting(), [])
+    _now.append(noted)
+    noted.note()
+    try:
+        yield noted.came
+    finally:
+        noted.interrupt()
+        _now.remove(noted)
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Within `deferred`: what may be interrupted all the same, as an upload, which takes long and starts nothing.
+
+    Raises:
+        KeyboardInterrupt: a signal came, now or before.
+    """
+    noted = [one for one in _now if one.numbers and _interrupted()][-1:]
+    try:
+        for one in noted:
+            one.interrupt()
+            if one.came:
+                raise KeyboardInterrupt
+        yield
+    finally:
+        for one in noted:
+            one.note()
+
+
+@contextlib.contextmanager
+def remembered() -> Iterator[list[int]]:
+    """Note the signals that interrupt this process beside raising KeyboardInterrupt.
+
+    Python drops an exception within a callback, as that of an import's lock: a loop that an interrupt is to end looks at the numbers.
+
+    Yields:
+        The numbers of the signals that came.
+    """
+    came: list[int] = []
+
+    def note_and_raise(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        signal.default_int_handler(number, frame)
+
+    numbers = _interrupting()
+    for number in numbers:
+        signal.signal(number, note_and_raise)
+    try:
+        yield came
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.default_int_handler)

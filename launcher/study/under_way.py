@@ -1,0 +1,85 @@
+"""The trial of a study that runs on hosts elsewhere: where the study is killed it goes on, and is paid for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.config.issues import UserError
+from launcher.record import records
+from launcher.runner.run import Run, to_its_end
+from launcher.study.question import Trial
+
+
+@dataclass(frozen=True)
+class UnderWay:
+    """Keeps it in a file beside the table, so that the same command finds it again.
+
+    Args:
+        table: the study's.
+        conditions: as those of TrialTable.
+    """
+
+    table: Path
+    conditions: Mapping[str, str]
+
+    @property
+    def file(self) -> Path:
+        return self.table.with_name(f".{self.table.name}.running")
+
+    def write(self, trial: Trial, run: Run) -> None:
+        """A trial has started. Hosts on this machine end with the study."""
+        if not run.on_this_machine:
+            kept = {"key": _texts(trial), "run": run.name, "conditions": dict(self.conditions)}
+            records.write_atomically(self.file, json.dumps(kept))
+
+    def over(self) -> None:
+        """It is over."""
+        self.file.unlink(missing_ok=True)
+
+    def left(self, trials: Sequence[Trial], say: Callable[[str], None]) -> tuple[Trial, Run] | None:
+        """The trial that a killed study left, with its run, which is over or goes on; None: none that counts.
+
+        One that goes on and is no trial of this study any more is stopped.
+
+        Args:
+            trials: of the study. One that the table has already was over before the kill.
+
+        Raises:
+            UserError: SageMaker does not answer, or refuses to stop it.
+        """
+        try:
+            kept = json.loads(self.file.read_text(encoding="utf-8"))
+            name = kept["run"]
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
+        try:
+            run = Run(records.find(name))
+        except UserError:
+            say(
+                f"{name}, which was left running, is not in {records.store()}: removed, or in another store (LAUNCHER_RUNS)"
+            )
+            return None
+        try:
+            key = kept["key"] if kept["conditions"] == self.conditions else None
+        except (KeyError, TypeError):
+            return None
+        trial = next((one for one in trials if _texts(one) == key), None)
+        if run.state in records.OVER:
+            return (trial, run) if trial is not None and run.state == records.COMPLETED else None
+        if run.state == records.STOPPING:  # by Ctrl-C: it runs again, once its hosts are free
+            say(f"waiting for {run.name}, which was stopped")
+            to_its_end(run, say=say, interrupted=lambda: None)
+            return None
+        if trial is not None:
+            say(f"{run.name}, which was left running, goes on as {trial}")
+            return trial, run
+        say(f"stopping {run.name}, which was left running: it is no trial of this study any more")
+        run.stop("its study was interrupted")
+        return None
+
+
+def _texts(trial: Trial) -> dict[str, str]:
+    return {name: str(value) for name, value in trial.key.items()}
