@@ -71,7 +71,7 @@ def kill(run: Run, how: str, rng: random.Random) -> None:
     if how == WORKERS:
         found = [process for shim in found for process in toolkit.training_processes(shim)]
         for process in found:
-            process.kill()
+            _kill(process)
     else:
         for root in found:
             _kill_tree(root)
@@ -96,6 +96,11 @@ def is_server(process: psutil.Process) -> bool:
     return False
 
 
+def _kill(process: psutil.Process) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended, by itself or with one that was killed before
+        process.kill()
+
+
 def _kill_tree(root: psutil.Process) -> None:
     """SIGKILL to a process and its descendants: all are suspended first, so that none sees another die."""
     suspended: list[psutil.Process] = []
@@ -105,5 +110,4 @@ def _kill_tree(root: psutil.Process) -> None:
                 process.suspend()
         suspended += new
     for process in suspended:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
+        _kill(process)
