@@ -50,15 +50,15 @@ BANDS = (1.0, 1 + NOTICEABLE, MOST_CORRECTED, 2.5, math.inf)
 """Times as long that a control took, either way."""
 
 
-def run(settings: dict[str, object], shares: Sequence[float], data: Path) -> Diagnosis:
-    """A run beside such programs."""
+def run(settings: dict[str, object], shares: Sequence[float], data: Path, name: str) -> Diagnosis:
+    """A run beside such programs, in a folder of that name."""
     programs = [
         subprocess.Popen([sys.executable, "-c", PROGRAM.format(share=share)], start_new_session=True)
         for share in shares
     ]
     case = Case(None, "", settings)
     try:
-        return Diagnosis(read(str(train(case, base(case), "", data, None))))
+        return Diagnosis(read(str(train(case, base(case), "", data, None, name))))
     finally:
         for program in programs:
             program.kill()
@@ -96,7 +96,7 @@ def main() -> None:
         data = Path(place) / "data"
         photographs(data)
         for name, settings in JOBS.items():
-            runs = [run(settings, shares, data) for shares in BESIDE]
+            runs = [run(settings, shares, data, f"{name}-{number}") for number, shares in enumerate(BESIDE)]
             seconds = ", ".join(f"{one.evidence.training_seconds:.1f}" for one in runs)
             print(f"{name}: {seconds} s of training", flush=True)
             comparisons += [compared(*pair) for pair in itertools.permutations(runs, 2)]

@@ -7,7 +7,11 @@ run takes some 10 to 50 s; name kinds to run only those:
     .venv/bin/python tests/benchmarks/planted_bottlenecks.py too_many_workers teacher_bound
 
 `make bench-planted-others` gives the harsher form of each kind, and the healthy runs, to TraceML, gpuprof and Debugger's rules too.
-`make bench-planted-busy` diagnoses all runs while another program has a core all the time, `--found-only` without one.
+`make bench-planted-busy` diagnoses all runs while another program has a core all the time, `--found-only` without one. Runs that were kept
+are judged again in a minute, after a change of the rules for example:
+
+    .venv/bin/python tests/benchmarks/planted_bottlenecks.py --busy 1 --runs kept
+    .venv/bin/python tests/benchmarks/planted_bottlenecks.py --busy 1 --again kept
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -29,7 +34,7 @@ from typing import Any
 import engine  # noqa: F401  # finds the entry scripts' modules
 import other_diagnosers
 from planted_cases import BASE, CASES, CONTROL_GROUPS, TEACHER, Case, photographs
-from planted_foreign import watched, watched_by
+from planted_foreign import run_in, watched, watched_by
 from planted_foreign_cases import ON_A_DEVICE, SIMULATED
 from planted_foreign_cases import Case as OnADevice
 from planted_gains import GAINED, NEIGHBOUR, Row, first_finding, found_in, summary, with_gain
@@ -52,10 +57,11 @@ SERVERS_END_SECONDS = 120
 
 
 def train(
-    case: Case, settings: Mapping[str, Any], plant: str, data: Path, teacher: Path | None, tool: str = ""
+    case: Case, settings: Mapping[str, Any], plant: str, data: Path, teacher: Path | None, name: str, tool: str = ""
 ) -> Path:
-    """One run, watched by us or by another tool; returns its folder."""
-    folder = Path(tempfile.mkdtemp(dir=data.parent))
+    """One run, watched by us or by another tool; returns its folder, which has that name."""
+    folder = data.parent / name
+    folder.mkdir()
     script, kind = ("train_kd", DistillationSettings) if case.distils else ("train_classifier", ClassifierSettings)
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e6
     plant = plant.replace("{slow}", str(total * 0.15 / 60)).replace("{fast}", str(total * 0.25 / 60))
@@ -171,21 +177,27 @@ def whole(run: Diagnosis) -> float:
 
 def row(case: Case, data: Path, teacher: Path | None, options: argparse.Namespace) -> Row | list[str]:
     """What was planted, what was found and gained; with `--others` what all tools find."""
-    folder = train(case, base(case), case.plant, data, teacher)
+    name = name_of(case)
+    folder = data.parent / f"{name}-before"
+    if not options.again:
+        train(case, base(case), case.plant, data, teacher, folder.name)
     before = Diagnosis(read(str(folder)))
     top = first_finding(before)
     if options.tell:
         print(before, end="\n\n", flush=True)
     found = found_in(before, case.kind, case.form)
     if options.others:
-        theirs = [train(case, base(case), case.plant, data, teacher, tool) for tool in ("TraceML", "gpuprof")]
+        theirs = [
+            train(case, base(case), case.plant, data, teacher, f"{name}-{tool}", tool)
+            for tool in ("TraceML", "gpuprof")
+        ]
         return found.cells[:4] + other_diagnosers.cells(read(str(folder)), case.kind, *theirs)
     if options.found_only:
         return found
     if found.right and top is not None and case.servers:
         after_case = replace(case, servers=int(str(top.fixes[0].value).split()[0]))  # "2 hosts that serve instead of 1"
         try:
-            after = Diagnosis(read(str(train(after_case, base(case), case.plant, data, teacher))))
+            after = Diagnosis(read(str(train(after_case, base(case), case.plant, data, teacher, f"{name}-after"))))
         except RuntimeError as error:  # this machine cannot start them; what was found stands
             print(error, file=sys.stderr)
             return found
@@ -196,7 +208,8 @@ def row(case: Case, data: Path, teacher: Path | None, options: argparse.Namespac
     fixed = {**base(case), **change}
     images = fixed["max_steps"] * base(case)["global_batch_size"]
     fixed["max_steps"] = images // fixed["global_batch_size"]
-    after = Diagnosis(read(str(train(case, fixed, "" if case.fixed is not None else case.plant, data, teacher))))
+    plant = "" if case.fixed is not None else case.plant
+    after = Diagnosis(read(str(train(case, fixed, plant, data, teacher, f"{name}-after"))))
     if case.kind == "slow_start":
         return replace(found, gain=top.gain, obtained=Ratio(whole(before) / whole(after), None, None))
     if case.kind == "cpu_throttled":  # that the runs have other cores is what was fixed
@@ -204,9 +217,11 @@ def row(case: Case, data: Path, teacher: Path | None, options: argparse.Namespac
     return with_gain(found, top.gain, before, after)
 
 
-def row_on_a_device(case: OnADevice, data: Path, name: str, options: argparse.Namespace) -> Row | list[str]:
+def row_on_a_device(case: OnADevice, data: Path, options: argparse.Namespace) -> Row | list[str]:
     """The same on the simulated accelerator."""
-    folder = watched(SIMULATED, case, data, f"{name}-before")
+    name = name_of(case)
+    place = data.parent / f"{name}-before"
+    folder = run_in(place) if options.again else watched(SIMULATED, case, data, place.name)
     before = Diagnosis(read(str(folder)))
     top = first_finding(before, outside=case.neighbours > 0)
     if options.tell:
@@ -241,31 +256,34 @@ def main() -> None:
     )
     parser.add_argument("--found-only", action="store_true", help="apply no fix")
     parser.add_argument("--runs", type=Path, metavar="FOLDER", help="keep the runs in this new folder")
+    parser.add_argument("--again", type=Path, metavar="FOLDER", help="judge the runs that --runs kept there; no fix")
     options = parser.parse_args()
-    options.found_only |= options.busy > 0  # what else runs changes between a run and its fix
+    # what else runs changes between a run and its fix; of kept runs there is none with it
+    options.found_only |= options.busy > 0 or options.again is not None
+    if options.again and (options.others or options.runs):
+        parser.error("--again makes no runs: leave out --runs and --others")
     chosen = chosen_of(CASES, options)
     on_a_device = chosen_of(ON_A_DEVICE, options)
-    if os.geteuid() and any(case.sets_a_quota for case in chosen):
+    if not options.again and os.geteuid() and any(case.sets_a_quota for case in chosen):
         left_out = ", ".join(sorted({str(case.kind) for case in chosen if case.sets_a_quota}))
         chosen = [case for case in chosen if not case.sets_a_quota]
         print(f"not run, since only root may set a quota: {left_out}", file=sys.stderr)
     rows: list[Row | list[str]] = []
     if options.runs:
         options.runs.mkdir(parents=True)
-    kept = contextlib.nullcontext(options.runs and options.runs.absolute())
-    with kept if options.runs else tempfile.TemporaryDirectory() as place, neighbours(options.busy):
+    kept = options.again or options.runs
+    with (
+        contextlib.nullcontext(kept.absolute()) if kept else tempfile.TemporaryDirectory() as place,
+        neighbours(0 if options.again else options.busy),
+    ):
         data, teacher = Path(place) / "data", None
-        photographs(data)
-        if any(case.distils for case in chosen):
-            teacher = (
-                train(Case(None, "", TEACHER), {**BASE, **TEACHER, "max_steps": 1, "image_size": 64}, "", data, None)
-                / "model"
-            )
+        if not options.again:
+            photographs(data)
+        if not options.again and any(case.distils for case in chosen):
+            settings = {**BASE, **TEACHER, "max_steps": 1, "image_size": 64}
+            teacher = train(Case(None, "", TEACHER), settings, "", data, None, "teacher") / "model"
         runs = [(case, partial(row, case, data, teacher, options)) for case in chosen]
-        runs += [
-            (case, partial(row_on_a_device, case, data, f"simulated-{number}", options))
-            for number, case in enumerate(on_a_device)
-        ]
+        runs += [(case, partial(row_on_a_device, case, data, options)) for case in on_a_device]
         for case, run in runs:
             try:
                 rows.append(run())
@@ -297,8 +315,16 @@ def neighbours(count: int) -> Iterator[None]:
             process.wait()
 
 
+def name_of(case: Case | OnADevice) -> str:
+    """Of a run's folder, without which of its runs it is."""
+    where = "simulated-" if isinstance(case, OnADevice) else ""
+    return where + re.sub(r"[^a-z0-9_.]+", "-", f"{case.kind or 'healthy'}-{case.form}".lower())
+
+
 def chosen_of(cases: Sequence[Any], options: argparse.Namespace) -> list[Any]:
     chosen = [case for case in cases if not options.kinds or (case.kind or "healthy") in options.kinds]
+    if options.again:
+        chosen = [case for case in chosen if (options.again / f"{name_of(case)}-before").is_dir()]
     if not options.harsher:
         return chosen
     harsher = {case.kind: case for case in chosen}

@@ -75,6 +75,11 @@ def watched(framework: str, case: Case, data: Path, name: str) -> Path:
     environment = {key: value for key, value in environment.items() if not key.startswith("SM_")}
     with neighbours(case.neighbours):
         _done([*LAUNCHER, "watch", "--", *command(framework, case, data)], place, environment)
+    return run_in(place)
+
+
+def run_in(place: Path) -> Path:
+    """The folder of the run that was watched there."""
     [run] = [file.parent for file in (place / "runs").glob("*/plan.json")]
     return run
 

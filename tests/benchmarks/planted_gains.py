@@ -116,7 +116,8 @@ def summary(rows: Sequence[Row], *, busy: bool = False) -> str:
             f"bounds: {len(bounds)}, of which {sum(bound < 1 for bound in bounds)} exceeded and {sum(bound > LOOSE for bound in bounds)} "
             f"beyond {LOOSE:.0f} times the obtained"
         )
-    lines += ["", "gains:", *(f"  {kind}: {_listed(many)}" for kind, many in sorted(pairs.items()))]
+    if pairs:
+        lines += ["", "gains:", *(f"  {kind}: {_listed(many)}" for kind, many in sorted(pairs.items()))]
     return "\n".join(lines)
 
 

@@ -45,7 +45,7 @@ def test_a_planted_bottleneck_is_named_with_its_share_and_a_fix(suite, data, kin
         seconds=seconds
     )  # long beside what a busy machine adds to a step
     case = replace(case, plant=plant, settings={**case.settings, "max_steps": 10, "image_size": 64})
-    found = Diagnosis(read(str(suite.train(case, suite.base(case), case.plant, data, None))))
+    found = Diagnosis(read(str(suite.train(case, suite.base(case), case.plant, data, None, kind))))
     # what else runs on this machine was not planted
     top = next(finding for finding in found.findings if finding.kind != "noisy_neighbour")
     assert top.kind == kind, str(found)
