@@ -171,6 +171,14 @@ def wait_for_ready(run: launcher.Run, ranks: int) -> None:
     )
 
 
+def has_ended(process: psutil.Process) -> bool:
+    """Whether a process has ended, also where its parent has not noticed yet."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # between the two
+        return True
+
+
 def assert_nothing_left(run: launcher.Run) -> None:
     """Within some seconds of its end, a run has no process any more."""
-    wait_until(lambda: not processes_of(run), 15, f"no process left of {run.name}, but {processes_of(run)}")
+    wait_until(lambda: not processes_of(run), 30, f"no process left of {run.name}, but {processes_of(run)}")

@@ -223,7 +223,8 @@ def on_a_full_disk(full: str, folder: records.RunFolder, failure: str) -> dict[s
         found |= {"cause": known.cause, "fix": known.fix}
     for host in sorted(folder.path.glob("hosts/*")):
         if whole := folder.complete_checkpoints(host.name):
-            latest = max(whole, key=lambda place: place.stat().st_mtime)
+            # by name where two are of one tick of the clock
+            latest = max(whole, key=lambda place: (place.stat().st_mtime_ns, len(place.name), place.name))
             found["saved"].append(f"the latest checkpoint, {latest.relative_to(folder.path)}")
     for log in sorted(folder.path.glob("logs/algo-*.log")):
         found["saved"].append(f"the log up to then, {log.relative_to(folder.path)} ({log.stat().st_size:,} bytes)")

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import ctypes
 import importlib.util
 import io
@@ -239,7 +240,9 @@ def kill_everything_below() -> None:
                 process.kill()
             except psutil.NoSuchProcess:
                 continue
-        psutil.wait_procs(below, timeout=5)
+        # psutil 7.2's error on Linux before 6.16, where another thread has reaped the leader of a group that still has members
+        with contextlib.suppress(OSError):
+            psutil.wait_procs(below, timeout=5)
         reap()
 
 

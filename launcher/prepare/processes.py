@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from launcher.backends.local_hosts import core_count
-from launcher.config.issues import mistake
+from launcher.config.issues import UserError, mistake
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -65,7 +65,7 @@ def spread(
     workers = dict(_start() for _ in range(jobs))
     try:
         for connection, task in zip(list(workers), islice(waiting, jobs)):
-            connection.send((work, task))
+            _give(connection, workers[connection], (work, task))
         while workers:
             ready = wait(list(workers))
             for connection in [one for one in workers if one in ready]:
@@ -77,7 +77,7 @@ def spread(
                 else:
                     following = list(islice(waiting, 1))
                     if following:
-                        connection.send((work, following[0]))
+                        _give(connection, workers[connection], (work, following[0]))
                     else:
                         connection.close()
                         workers.pop(connection).communicate()
@@ -96,16 +96,29 @@ def _start() -> tuple[Connection, subprocess.Popen[bytes]]:
         return ours, subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[theirs.fileno()])
 
 
+def _give(connection: Connection, worker: subprocess.Popen[bytes], task: tuple[Any, Any]) -> None:
+    """Send a worker what it is to do."""
+    try:
+        connection.send(task)
+    except OSError:
+        raise _ended(worker) from None
+
+
 def _received(connection: Connection, worker: subprocess.Popen[bytes]) -> tuple[Any, ...]:
     """A worker's next message: its kind and value."""
     try:
         message: tuple[Any, ...] = connection.recv()
     except (EOFError, OSError):
-        code = worker.wait()
-        how = signal.Signals(-code).name if code < 0 else f"status {code}"
-        fix = "use fewer processes (--jobs 2) where memory is short; the same command again continues"
-        raise mistake("--jobs", f"a worker process ended with {how}", fix) from None
+        raise _ended(worker) from None
     return message
+
+
+def _ended(worker: subprocess.Popen[bytes]) -> UserError:
+    """That a worker was killed."""
+    code = worker.wait()
+    how = signal.Signals(-code).name if code < 0 else f"status {code}"
+    fix = "use fewer processes (--jobs 2) where memory is short; the same command again continues"
+    return mistake("--jobs", f"a worker process ended with {how}", fix)
 
 
 def work_until_closed(number: int) -> None:

@@ -114,15 +114,16 @@ class ObservedMetrics:
         return re.split(r"[\r\n]+", whole.decode("utf-8", "replace"))
 
     def _windows(self) -> Iterator[dict[str, Any]]:
-        """The windows that rank 0 has recorded since, as lines of the file: of the training that began last."""
-        latest = self._latest_timeline()
-        if latest is None:
-            return
-        if latest != self._timeline:
-            self._timeline, self._read_to = latest, 0
-            if attempt_of(latest) > self._attempt:
-                self._attempt, self._step = attempt_of(latest), 0
-        for line, after in complete_lines(latest, self._read_to, last=False):
+        """The windows that rank 0 has recorded since, as lines of the file: of one training after the other, each to its end."""
+        for timeline in self._timelines():
+            if timeline != self._timeline:
+                self._timeline, self._read_to = timeline, 0
+                if attempt_of(timeline) > self._attempt:
+                    self._attempt, self._step = attempt_of(timeline), 0
+            yield from self._windows_of(timeline)
+
+    def _windows_of(self, timeline: Path) -> Iterator[dict[str, Any]]:
+        for line, after in complete_lines(timeline, self._read_to, last=False):
             self._read_to = after
             try:
                 event = json.loads(line)
@@ -134,15 +135,18 @@ class ObservedMetrics:
             except NOT_THE_OBSERVERS:
                 continue
 
-    def _latest_timeline(self) -> Path | None:
-        """Rank 0's record of the training that began last; looked for everywhere until one is found, then beside it."""
+    def _timelines(self) -> list[Path]:
+        """Rank 0's records of the training that was under way and of those since; looked for everywhere until one is found, then beside
+        it."""
         host = self._folder.host(self._host)
         places = [self._timeline.parent] if self._timeline else [place for one in PLACES for place in host.glob(one)]
         for place in places:
-            found = [file for name in FIRST_RANK for file in place.glob(name)]
+            found: dict[int, Path] = {}
+            for file in (file for name in FIRST_RANK for file in place.glob(name)):
+                found.setdefault(attempt_of(file), file)
             if found:
-                return max(found, key=attempt_of)
-        return None
+                return [found[attempt] for attempt in sorted(found) if attempt >= self._attempt]
+        return []
 
 
 def observed_metrics(folder: RunFolder, position: int = 0) -> Iterator[tuple[Metric, int]]:

@@ -104,10 +104,12 @@ def _kill(process: psutil.Process) -> None:
 def _kill_tree(root: psutil.Process) -> None:
     """SIGKILL to a process and its descendants: all are suspended first, so that none sees another die."""
     suspended: list[psutil.Process] = []
-    while new := [process for process in [root, *root.children(recursive=True)] if process not in suspended]:
-        for process in new:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.suspend()
-        suspended += new
-    for process in suspended:
-        _kill(process)
+    try:
+        while new := [process for process in [root, *root.children(recursive=True)] if process not in suspended]:
+            for process in new:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.suspend()
+            suspended += new
+    finally:  # where the first ends meanwhile, the others must not stay suspended
+        for process in suspended:
+            _kill(process)

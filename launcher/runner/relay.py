@@ -8,7 +8,8 @@ it would have written. Two more things pass through its pipes:
 - `ended` closes when the command is over. Once what was written until then is copied, the relay ends or, where others still hold the
   output, writes a byte to `copied`.
 - Each signal that the relay gets goes to `signals`, one byte with its number. The relay is in the command's process group, so this
-  tells a signal to the whole group (Ctrl-C) from one to the launcher alone.
+  tells a signal to the whole group (Ctrl-C) from one to the launcher alone. The launcher asks by a signal of its own, whose number
+  comes behind those of all that came before.
 
 Whoever starts it has blocked all signals. The file runs by its path and imports nothing of this kit.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import select
 import shutil
@@ -52,7 +53,13 @@ SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 """Names of processes that end at SIGTERM without their children."""
 
 GROUP_SECONDS = 0.05
-"""Until a signal that came has reached the relay too, where it was sent to the whole process group, one process after the other."""
+"""Until a signal that came was sent to the relay too, where it is for the whole process group, one process after the other."""
+
+ASKS = signal.SIGRTMAX if sys.platform == "linux" else signal.SIGSYS
+"""Asks the relay for all that it got before: Linux gives it the other signals first. https://man7.org/linux/man-pages/man7/signal.7.html"""
+
+ANSWER_SECONDS = 10.0
+"""For which the relay is waited for, which may be stopped; without an answer a signal may reach the command twice."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +182,7 @@ def _carry_out(command: Sequence[str], folder: RunFolder, umask: int) -> tuple[i
     """
     observed = ObservedMetrics(folder, HOST)
     with _Output(folder.log(HOST)) as output, _signals() as heard:
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # which our handlers would swallow in the fork
         try:
             process = subprocess.Popen(
                 command,
@@ -183,12 +191,13 @@ def _carry_out(command: Sequence[str], folder: RunFolder, umask: int) -> tuple[i
                 close_fds=False,  # what it would inherit from the shell
                 env=_environment(folder),
                 umask=umask,
-                preexec_fn=toolkit.die_with_the_parent,  # a killed launcher takes it along
+                preexec_fn=functools.partial(_become_the_command, mask),
             )
         except OSError as error:
             fix = "name the interpreter too: launcher watch -- python train.py"
             raise mistake("command", f"{command[0]}: {error.strerror}", fix) from None
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             output.given()
         received: list[int] = []
         is_stopping = False
@@ -213,6 +222,19 @@ def _carry_out(command: Sequence[str], folder: RunFolder, umask: int) -> tuple[i
     with contextlib.suppress(OSError):  # a full disk, or a record that is no file: the command's end counts
         observed.update()
     return process.returncode, left, received
+
+
+def _become_the_command(mask: set[int]) -> None:
+    """In a fork, before the command: a killed launcher takes it along, and a signal to the group ends it, which our handlers would swallow.
+
+    Args:
+        mask: the signals that the command is to block; those in PASSED_ON are blocked until then.
+    """
+    toolkit.die_with_the_parent()
+    for number in PASSED_ON:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _terminate(process: subprocess.Popen[bytes]) -> None:
@@ -279,7 +301,15 @@ class _Output:
 
     def heard_by_group(self) -> set[int]:
         """The signals since the last call that went to the whole process group, and so to the command as well."""
-        return _read(self._group)
+        self._relay.send_signal(ASKS)  # on a busy machine it may not have run since
+        heard: set[int] = set()
+        end = time.monotonic() + ANSWER_SECONDS
+        while ASKS not in heard and select.select([self._group], [], [], max(0.0, end - time.monotonic()))[0]:
+            new = _read(self._group)
+            if not new:  # the relay has ended
+                break
+            heard |= new
+        return heard - {ASKS}
 
     def drain(self) -> bool:
         """Wait until all that was written by now is copied. Returns whether somebody still holds the other end."""

@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from datetime import date
 from pathlib import Path
 
@@ -386,18 +385,14 @@ def test_importing_the_catalog_imports_neither_the_sdk_nor_yaml_and_reads_no_fil
         "print(sorted(new), catalog._catalog.cache_info().currsize)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
     )
     assert done.stdout.split() == ["['launcher']", "0"] or done.stdout.split() == ["[]", "0"]
 
 
 @pytest.mark.skipif(not hasattr(yaml, "CSafeLoader"), reason="this PyYAML has no libyaml")
-def test_the_file_is_read_quickly():
-    fastest = min(seconds_to_read() for _ in range(5))
-    assert fastest < 0.06
-
-
-def seconds_to_read() -> float:
-    start = time.perf_counter()
-    catalog._catalog.__wrapped__()
-    return time.perf_counter() - start
+def test_the_file_is_read_by_libyaml_where_it_is(monkeypatch):
+    given, load = [], yaml.load
+    monkeypatch.setattr(yaml, "load", lambda text, loader: given.append(loader) or load(text, loader))
+    assert catalog._catalog.__wrapped__() == catalog._catalog()
+    assert given[0] is yaml.CSafeLoader

@@ -142,7 +142,7 @@ def emulator(place, tmp_path, monkeypatch):
         monkeypatch.setenv(name, value)
     yield
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 130
+    assert process.wait(60) == 130
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def config(tmp_path) -> Path:
     return file
 
 
-def lines_of(run: str, seconds: float = 60) -> str:
+def lines_of(run: str, seconds: float = 120) -> str:
     """A run's log, once its script is ready."""
     end = time.monotonic() + seconds
     while "ready" not in (text := typed("logs", run).stdout):
@@ -189,7 +189,7 @@ def test_a_job_goes_on_when_the_terminal_closes_and_ends_with_an_interrupt_in_ci
     name = next(line.split()[1] for line in following.stdout if line.startswith("run sleeper-"))
     lines_of(name)
     following.send_signal(signal.SIGHUP)
-    following.wait(30)
+    following.wait(60)
     again = subprocess.Popen([*HERE, "attach", name], **as_typed)
     assert next(line for line in again.stdout if " Training: " in line)
     again.send_signal(signal.SIGINT)

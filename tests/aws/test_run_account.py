@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
@@ -94,17 +95,19 @@ def test_a_job_on_an_emulator_is_not_looked_for_elsewhere_while_that_runs(run, m
         assert f"the job is on the SageMaker emulator at {emulator.url}; export the variables" in seen.trouble
 
 
-def free_address() -> str:
+@pytest.fixture
+def closed_address() -> Iterator[str]:
+    """Where nobody listens, and nobody else can meanwhile."""
     with closing(socket.socket()) as bound:
         bound.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{bound.getsockname()[1]}"
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
 
 
 @pytest.mark.parametrize(("account", "state"), [("123456789012", "Failed"), (ELSEWHERE, "InProgress")])
-def test_the_jobs_of_an_emulator_end_with_it(account, state, connected, monkeypatch):
+def test_the_jobs_of_an_emulator_end_with_it(account, state, connected, closed_address, monkeypatch):
     """Not those of a real account behind an address on this machine, a tunnel's for example."""
     folder = recorded("test", state="", backend="aws", job={"name": "test", "region": REGION})
-    known = {"TrainingJobStatus": "InProgress", "sent": 1.0, "account": account, "emulator": free_address()}
+    known = {"TrainingJobStatus": "InProgress", "sent": 1.0, "account": account, "emulator": closed_address}
     records.write_json(folder.remote, known)
     seen = looked_at(launcher.attach("test"), monkeypatch)
     assert seen.state == state

@@ -24,10 +24,10 @@ def test_expired_credentials_and_throttling_do_not_lose_the_run(sagemaker_job, a
     run = started(sagemaker_job(SLEEPS))
     wait_until(lambda: is_ready(run), 60, "the script's line")
     aws_calls.fail("DescribeTrainingJob", code="ExpiredTokenException", times=1)
-    wait_until(lambda: run.state and run.trouble, 20, "trouble")
+    wait_until(lambda: run.state and run.trouble, what="trouble")
     assert "expired" in run.trouble and "aws sso login" in run.trouble
     assert run.folder.state() == "InProgress"
-    wait_until(lambda: run.state and not run.trouble, 20, "an answer")
+    wait_until(lambda: run.state and not run.trouble, what="an answer")
     aws_calls.fail("DescribeTrainingJob", code="ThrottlingException", times=2)
     run.stop("a test")
     assert run.wait(60) == "Stopped"

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 import launcher
-from launcher.aws import adopt, session
+from launcher.aws import adopt, session, upload
 from launcher.emulator.execution import Execution, JobFailed
 from launcher.runner import run as running
 from tests.aws.conftest import BUCKET, REGION, SLEEPS, TRAINS, is_ready, started
@@ -71,13 +71,21 @@ def test_a_run_is_stopped(sagemaker_job):
     run.stop()  # one that is over
 
 
-def test_a_run_that_is_stopped_while_it_is_uploaded_is_never_created(sagemaker_job, data, aws_calls):
+def test_a_run_that_is_stopped_while_it_is_uploaded_is_never_created(sagemaker_job, data, monkeypatch):
     plan = launcher.plan(sagemaker_job(SLEEPS, inputs={"train": {"folder": str(data)}}), on="aws")
-    aws_calls.fail("PutObject", code="SlowDown", times=3, status=503)  # botocore tries again after growing pauses
+    send, begun, stopped = upload.upload, threading.Event(), threading.Event()
+
+    def slowly(*what):
+        begun.set()
+        assert stopped.wait(60)
+        send(*what)
+
+    monkeypatch.setattr(upload, "upload", slowly)
     starting = threading.Thread(target=launcher.run, args=(plan,))
     starting.start()
-    wait_until(lambda: (running.records.store() / plan.name / "plan.json").exists(), 30, "the record")
+    assert begun.wait(60)
     launcher.attach(plan.name).stop("changed my mind")
+    stopped.set()
     starting.join()
     run = launcher.attach(plan.name)
     assert run.state == "Stopped"

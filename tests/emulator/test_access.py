@@ -265,7 +265,7 @@ def test_a_job_reaches_its_services_with_a_key_that_no_file_of_it_holds(aws, emu
 def test_the_command_says_that_it_needs_its_key_which_is_new_at_each_start():
     show = "import os; print(os.environ['AWS_ACCESS_KEY_ID'], os.environ['AWS_SECRET_ACCESS_KEY'])"
     command = [sys.executable, "-m", "launcher", "emulate", "--", sys.executable, "-c", show]
-    one, other = (subprocess.run(command, capture_output=True, text=True, timeout=60) for _ in range(2))
+    one, other = (subprocess.run(command, capture_output=True, text=True, timeout=120) for _ in range(2))
     assert "answers its own new key only" in one.stderr
     (key, secret), (other_key, other_secret) = one.stdout.split(), other.stdout.split()
     assert key != other_key and secret != other_secret and len(secret) == 40

@@ -135,7 +135,9 @@ def test_an_interrupted_spot_job_goes_on_from_its_checkpoints_and_does_not_pay_f
     assert counted == int(begun[1].split()[-1][:-1]) + 3
     # and nothing of what it deleted
     assert aws.objects("checkpoints/counts/") == {"deep/count.txt": str(counted).encode()}
-    assert 1 <= job["TrainingTimeInSeconds"] - job["BillableTimeInSeconds"] <= 5
+    begun_at = [entry["StartTime"] for entry in job["SecondaryStatusTransitions"]]
+    pause = (begun_at[5] - begun_at[3]).total_seconds()  # until it downloads again
+    assert pause > 1.9 and job["TrainingTimeInSeconds"] - job["BillableTimeInSeconds"] == pytest.approx(pause, abs=1.1)
 
 
 def test_what_a_host_deletes_among_its_checkpoints_is_deleted_in_s3_and_what_it_never_had_is_not(aws, tmp_path):
@@ -272,7 +274,7 @@ def server(tmp_path):
 def test_jobs_die_with_an_emulator_that_is_killed(server, tmp_path):
     server.send_signal(signal.SIGKILL)
     server.wait()
-    wait_until(lambda: not processes_of(tmp_path), 15, "no process left")
+    wait_until(lambda: not processes_of(tmp_path), what="no process left")
 
 
 def test_close_ends_every_job_at_once(server, tmp_path):
@@ -280,8 +282,8 @@ def test_close_ends_every_job_at_once(server, tmp_path):
     server.stdin.flush()
     begun = time.monotonic()
     assert server.stdout.readline() == "closed\n"
-    assert time.monotonic() - begun < 20
-    assert [process.pid for process in processes_of(tmp_path)] == [server.pid]
+    assert time.monotonic() - begun < 60, "their script would end in two minutes"
+    wait_until(lambda: [process.pid for process in processes_of(tmp_path)] == [server.pid], 10, "no other process")
 
 
 def test_a_process_has_one_emulator(emulator, tmp_path):

@@ -181,7 +181,7 @@ def test_killed_at_any_moment_the_last_finished_checkpoint_is_there(tmp_path, ch
     """With a single one kept: it goes only after the next one is whole."""
     context, rng, step, under_way = from_clean_forks(), random.Random(5), 0, 0
     for _ in range(25):
-        finished = context.Value("q", step)
+        finished = context.Value("q", step, lock=False)  # a kill would leave it locked
         process = context.Process(target=save_for_ever, args=(tmp_path / "kept", step + 1, finished))
         process.start()
         end = time.monotonic() + 60

@@ -22,7 +22,7 @@ from launcher_observer.system import monitor
 from launcher_observer.system.background import MONITOR, RUN
 from launcher_observer.system.monitor import FREE_BYTES, FULL_RATE_BYTES, Writer, interval_ms, slowed, system_monitor
 
-from tests.conftest import ROOT, processes_of, wait_until
+from tests.conftest import ROOT, has_ended, processes_of, wait_until
 from tests.device import nvml
 
 
@@ -49,20 +49,26 @@ def events(folder: Path) -> list[dict]:
 
 def sampled(folder: Path, samples: int) -> list[dict]:
     """All events once N samples lie in a folder."""
-    wait_until(lambda: len({one["Timestamp"] for one in events(folder)}) >= samples, 30, f"{samples} samples")
+    wait_until(lambda: len({one["Timestamp"] for one in events(folder)}) >= samples, what=f"{samples} samples")
     return events(folder)
+
+
+def monitors(output: Path) -> list[psutil.Process]:
+    """A host's monitor, if there is one: the last one's number may be nobody's any more, or not be replaced yet."""
+    file = output / "profiler-output" / MONITOR
+    text = file.read_text() if file.exists() else ""
+    try:
+        found = [psutil.Process(int(text))] if text.endswith("\n") else []
+    except psutil.NoSuchProcess:
+        found = []
+    return [process for process in found if not has_ended(process)]
 
 
 def monitor_of(output: Path) -> psutil.Process:
     """A host's monitor, once it runs."""
-    file = output / "profiler-output" / MONITOR
-    wait_until(lambda: file.exists() and file.read_text().endswith("\n"), 10, "the monitor's process id")
-    return psutil.Process(int(file.read_text()))
-
-
-def has_ended(process: psutil.Process) -> bool:
-    """Whether a process is over, or a zombie that nobody has waited for."""
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    found = []
+    wait_until(lambda: found.extend(monitors(output)) or found, what="the monitor")
+    return found[0]
 
 
 class Present:
@@ -83,7 +89,7 @@ class Present:
         assert self.process.stdout.readline() == b"present\n"
 
     def end(self) -> None:
-        self.process.communicate(timeout=10)
+        self.process.communicate(timeout=60)
 
 
 def test_a_sample_has_every_core_memory_disk_and_network_in_debuggers_format(fast, tmp_path, capfd):
@@ -93,13 +99,17 @@ def test_a_sample_has_every_core_memory_disk_and_network_in_debuggers_format(fas
         assert process not in psutil.Process().children(recursive=True), (
             "a script that waits for its children would wait for it"
         )
-    wait_until(lambda: has_ended(process), 10, "the end of the monitor")
-    file = next((tmp_path / "out").rglob("*.json")).relative_to(tmp_path / "out")
+    wait_until(lambda: has_ended(process), what="the end of the monitor")
+    file = min((tmp_path / "out").rglob("*.json")).relative_to(tmp_path / "out")  # another minute may have begun
     minute = int(found[0]["Timestamp"]) // 60 * 60
     assert re.fullmatch(rf"profiler-output/system/incremental/\d{{10}}/{minute}\.algo-1\.json", str(file))
     assert all([*event] == ["Type", "Name", "Dimension", "Value", "NodeId", "Timestamp"] for event in found)
     cores = [line.split()[0] for line in Path("/proc/stat").read_text().splitlines() if re.match(r"cpu\d", line)]
-    keys = Counter((event["Type"], event["Name"], event["Dimension"]) for event in found)
+    keys = Counter(
+        (event["Type"], event["Name"], event["Dimension"])
+        for event in found
+        if not event["Type"].startswith("neighbour")  # which are looked at after a second
+    )
     assert {("cpu", core, dimension) for core in cores for dimension in ("CPUUtilization", "I/OWaitPercentage")} <= set(
         keys
     )
@@ -118,12 +128,12 @@ def test_it_lives_as_long_as_a_process_of_the_run_and_ends_with_the_last_however
     first.end()
     before = len(lines(tmp_path / "out"))
     wait_until(
-        lambda: len(lines(tmp_path / "out")) > before, 10, "samples after the end of the process that started it"
+        lambda: len(lines(tmp_path / "out")) > before, what="samples after the end of the process that started it"
     )
     assert monitor_of(tmp_path / "out") == process
     second.process.send_signal(signal.SIGKILL)
     second.process.communicate()
-    wait_until(lambda: has_ended(process), 10, "the monitor's end")
+    wait_until(lambda: has_ended(process), what="the monitor's end")
     assert all(json.loads(line) for line in lines(tmp_path / "out"))
 
 
@@ -135,12 +145,13 @@ def test_processes_that_start_at_once_share_one_monitor_and_the_next_one_takes_o
     process = monitor_of(tmp_path / "out")
     assert [other for other in processes_of(tmp_path / "out") if RUN in other.cmdline()] == [process]
     process.kill()
-    wait_until(lambda: has_ended(process), 10, "its end")
+    wait_until(lambda: has_ended(process), what="its end")
     present.append(Present(tmp_path / "out"))
-    wait_until(lambda: monitor_of(tmp_path / "out") != process, 10, "another monitor")
+    other = monitor_of(tmp_path / "out")
+    assert other != process
     for one in present:
         one.end()
-    wait_until(lambda: has_ended(monitor_of(tmp_path / "out")), 10, "the monitor's end")
+    wait_until(lambda: has_ended(other), what="the monitor's end")
 
 
 def test_one_that_comes_as_the_monitor_ends_has_a_monitor(fast, tmp_path):
@@ -151,7 +162,7 @@ def test_one_that_comes_as_the_monitor_ends_has_a_monitor(fast, tmp_path):
         first.process.kill()
         second = Present(output)
         sampled(output, len({event["Timestamp"] for event in events(output)}) + 2)
-        assert not has_ended(monitor_of(output))
+        assert monitors(output)
         first.process.communicate()
         second.end()
 
@@ -163,7 +174,7 @@ def test_sigterm_does_not_end_it_and_a_removed_run_does(fast, tmp_path):
     process.terminate()
     sampled(tmp_path / "out", len({event["Timestamp"] for event in events(tmp_path / "out")}) + 2)
     shutil.rmtree(tmp_path / "out")
-    wait_until(lambda: has_ended(process), 10, "the monitor's end")
+    wait_until(lambda: has_ended(process), what="the monitor's end")
     assert not (tmp_path / "out").exists()
     present.end()
 
@@ -189,7 +200,7 @@ def test_it_closes_what_it_inherited_and_tries_no_other_number(fast, tmp_path):
     sampled(tmp_path / "out", 1)
     assert "700" in os.listdir(f"/proc/{present.process.pid}/fd") and "700" not in os.listdir(f"/proc/{process.pid}/fd")
     present.end()
-    wait_until(lambda: has_ended(process), 10, "the monitor's end")
+    wait_until(lambda: has_ended(process), what="the monitor's end")
 
 
 def test_what_it_cannot_write_is_said_once_and_harms_nobody(fast, tmp_path, capfd):
@@ -203,9 +214,9 @@ def test_what_it_cannot_write_is_said_once_and_harms_nobody(fast, tmp_path, capf
             errors.append(capfd.readouterr().err)
             return "".join(errors).count("system monitor: not written")
 
-        wait_until(lambda: told() == 1, 10, "the error")
+        wait_until(lambda: told() == 1, what="the error")
         began = process.num_ctx_switches().voluntary
-        wait_until(lambda: process.num_ctx_switches().voluntary > began + 5, 10, "some more samples")
+        wait_until(lambda: process.num_ctx_switches().voluntary > began + 5, what="some more samples")
         assert process.is_running() and told() == 1
 
 
@@ -220,8 +231,8 @@ def test_a_run_shorter_than_an_interval_has_a_sample(tmp_path, monkeypatch):
     monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path / "none"))
     with system_monitor(tmp_path / "out", 0):
         pass
-    monitor = monitor_of(tmp_path / "out")
-    wait_until(lambda: has_ended(monitor), 10, "its end, whose locks the kernel gave back a little before")
+    sampled(tmp_path / "out", 1)
+    wait_until(lambda: not monitors(tmp_path / "out"), what="its end, which may have taken longer than was waited for")
     assert len({event["Timestamp"] for event in events(tmp_path / "out")}) == 1
 
 

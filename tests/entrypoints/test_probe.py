@@ -57,7 +57,8 @@ def test_the_input_side_alone_is_told_with_the_work_of_its_workers(workers, kind
     found = input_alone(opened, 30, ALONE)
     least = BURNT if not workers else BURNT / 2  # a worker's clock ticks, and it may be ahead by a batch or two
     assert found["input_cpu_seconds_an_image"] >= least
-    assert 0 < found["input_images_per_second"] <= max(1, workers) / BURNT * 1.5
+    ready = 2 if workers else 1  # half of the batches that count may lie ready where this process got no core
+    assert 0 < found["input_images_per_second"] <= max(1, workers) / BURNT * ready * 1.05
     assert found["input_start_seconds"] >= 4 * BURNT
     assert kind == "processes" or {*threading.enumerate()} <= threads, "a probe leaves no threads behind"
     opened.train_batches.start(1, 4)
@@ -75,7 +76,7 @@ def test_batches_that_come_all_at_once_count_as_many_as_are_made_side_by_side(mo
     monkeypatch.setattr(opened.train_batches, "start", lambda *epoch: taken.append(epoch) or start(*epoch))
     found = input_alone(opened, 10**9, ALONE, most_seconds=0.05, first_step=4, crowd=6)
     assert taken == [(1, 4), (2, 0), (3, 0)], "2 batches, 6 and 6: 7 before those that count, and at least 6"
-    assert 0 < found["input_images_per_second"] <= 2 / BURNT * 1.5
+    assert 0 < found["input_images_per_second"] <= 2 / BURNT * 3 * 1.05, "4 of 6 may lie ready"
 
 
 @pytest.mark.parametrize(

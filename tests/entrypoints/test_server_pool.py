@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -126,7 +127,7 @@ def quick(monkeypatch):
     for name, value in (
         ("LATE", 3.0),
         ("LEAST_LATE", 0.2),
-        ("LOST_SECONDS", 0.6),
+        ("LOST_SECONDS", 5.0),
         ("LOOK_SECONDS", 0.2),
     ):
         monkeypatch.setattr(pool_module, name, value)
@@ -238,20 +239,13 @@ def other_images(channels, tmp_path):
     return folder
 
 
-def test_time_in_which_nobody_waits_for_images_is_no_time_without_servers(channels, quick):
-    found = data(channels)
-    asked = pool(
-        Threads(data(channels).training, found.collate_training),
-        found,
-        [],
-        go_on=False,
-        patience=0.3,
-        first_patience=0.3,
-    )
-    time.sleep(0.5)  # a teacher is evaluated first, for example
-    assert_same([*Stream(asked, draws())], local(found, draws()))
-    time.sleep(0.5)
-    assert_same([*Stream(asked, draws())], local(found, draws()))
+def test_time_in_which_nobody_waits_for_images_is_no_time_without_servers(channels, monkeypatch):
+    found, later = data(channels), [0.0]
+    monkeypatch.setattr(pool_module, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + later[0]))
+    asked = pool(Threads(data(channels).training, found.collate_training), found, [], go_on=False)
+    for _ in range(2):
+        later[0] += 60  # a teacher is evaluated first, for example
+        assert_same([*Stream(asked, draws())], local(found, draws()))
 
 
 def test_a_pool_without_servers_waits_at_rest(channels):

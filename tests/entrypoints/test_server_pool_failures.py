@@ -241,9 +241,9 @@ def test_a_server_that_was_put_aside_may_fail_as_often_as_before(channels, quick
     servers = Threads(Unreadable(), found.collate_training, 1)
     asked = pool(servers, found, [], patience=0.2)
     made = []
-    for batch in Stream(asked, draws(epochs=4)):
+    for batch in Stream(asked, draws(epochs=8)):
         made.append(batch)
         time.sleep(0.05)  # it is asked again meanwhile
-    assert_same(made, local(found, draws(epochs=4)))
+    assert_same(made, local(found, draws(epochs=8)))
     parts_asked = sum(count > PROOF for _, count in servers.asked)
     assert 2 <= asked.counts.failures <= parts_asked // pool_module.IN_A_ROW

@@ -10,7 +10,9 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
+import ray
 import torch
 from PIL import Image
 from training.models import timm_models
@@ -124,15 +126,14 @@ def test_hosts_can_meet_at_any_port(tmp_path):
             time.sleep(0.1)
 
 
-def test_a_node_that_does_not_start_is_seen_at_once(tmp_path, capsys):
+def test_a_node_that_does_not_start_is_seen_at_once(tmp_path, capsys, monkeypatch):
     """Ray alone would wait 40 s for it, each of the four times."""
     groups = Groups("127.0.0.1", ("127.0.0.1",), (), free_port())
     own = RayNode(["--no-such-option"], groups, tmp_path / "log")
-    began = time.monotonic()
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray waits"))
     failed = pytest.raises(ConnectionError, match="ended with code 2, started 4 times: see")
     with failed, connected(groups, own, 600, talks=True):
         pass
-    assert time.monotonic() - began < 100
     assert capsys.readouterr().out.count("starting it again") == 3
 
 
@@ -168,7 +169,7 @@ def test_a_run_whose_images_another_host_prepares_ends_with_the_same_weights(dat
             if not run.left():
                 break
             time.sleep(0.2)
-        assert [process.cmdline() for process in run.left()] == []
+        assert run.left() == []
 
 
 def test_a_serving_host_that_is_stopped_before_training_hosts_are_there_ends_at_once(data, tmp_path):
@@ -178,7 +179,7 @@ def test_a_serving_host_that_is_stopped_before_training_hosts_are_there_ends_at_
             time.sleep(0.05)
             assert run.processes[1].poll() is None, run.log(1)
         run.processes[1].send_signal(signal.SIGTERM)
-        assert run.processes[1].wait(10) == 0, run.log(1)
+        assert run.processes[1].wait(60) == 0, run.log(1)
         assert run.log(1).endswith("stopped on SIGTERM before the training hosts were there\n")
 
 
@@ -197,8 +198,10 @@ def test_whatever_happens_to_servers_the_weights_are_the_same(data, undisturbed,
         while " step " not in run.log().partition("resuming from the checkpoint")[2]:
             time.sleep(0.05)
             assert run.processes[0].poll() is None, run.log()
-        for process in [one for one in run.left() if one.environ().get("SM_CURRENT_HOST") == "127.0.0.2"]:
-            process.kill()
+        for process in run.left():
+            with contextlib.suppress(psutil.Error):  # it ended with another
+                if process.environ().get("SM_CURRENT_HOST") == "127.0.0.2":
+                    process.kill()
         assert run.processes[0].wait(240) == 0, run.log()
         assert "this process makes them itself until one is back" in run.log()
         assert run.weights() == undisturbed(**longer)

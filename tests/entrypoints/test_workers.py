@@ -233,7 +233,7 @@ def test_a_process_that_is_killed_leaves_nothing_that_keeps_its_output_open(tmp_
     script = tmp_path / "killed.py"
     script.write_text(text)
     done = subprocess.run(
-        [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60, cwd="/"
+        [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120, cwd="/"
     )
     assert done.returncode == -signal.Signals[number]
 

@@ -91,7 +91,11 @@ def test_without_a_gpu_make_says_so_in_a_line(target, code, tmp_path):
 
 def test_a_check_that_fails_leaves_the_others_and_is_on_the_page(tmp_path, monkeypatch):
     names = ("holding", "not_holding", "raising", "crashing", "hanging", "stuck", "elsewhere")
-    checks = [Check(name, 1, "host", f"A check: {name}", f"test_rehearsal:{name}", seconds=5.0) for name in names]
+    seconds = {"hanging": 20.0, "stuck": 5.0}  # the first has a twentieth of it to tell where it was
+    checks = [
+        Check(name, 1, "host", f"A check: {name}", f"test_rehearsal:{name}", seconds=seconds.get(name, 60.0))
+        for name in names
+    ]
     monkeypatch.setattr(suite, "CHECKS", checks)
     monkeypatch.setattr(page, "CHECKS", checks)
     monkeypatch.setattr(sys, "argv", ["tests.gpu", "host", "--rehearse", "--results", str(tmp_path)])
@@ -105,7 +109,7 @@ def test_a_check_that_fails_leaves_the_others_and_is_on_the_page(tmp_path, monke
     assert "- Does not hold: one is two." in text
     assert "RuntimeError: a driver without a road (test_rehearsal.py:" in text
     assert "ended with 7; its log ends: a last word" in text
-    assert re.search(r"not done after 5 s, at test_rehearsal.py:\d+; its log ends: .*waiting for a kernel", text)
+    assert re.search(r"not done after 20 s, at test_rehearsal.py:\d+; its log ends: .*waiting for a kernel", text)
     assert found["hanging"].result.rows == [{"until then": "a row"}], "what was measured before stays"
     assert found["stuck"].reason.startswith("not done after 5 s; its log ends:")
     assert "**Not checked** because this is no place for it." in text
@@ -120,14 +124,14 @@ def test_what_the_time_does_not_reach_is_said_to_be_not_checked(tmp_path):
 
 def test_what_passed_before_of_this_commit_on_such_a_device_can_be_skipped(tmp_path, monkeypatch):
     names = ("holding", "not_holding", "elsewhere")
-    checks = [Check(name, 1, "host", f"A check: {name}", f"test_rehearsal:{name}", seconds=5.0) for name in names]
+    checks = [Check(name, 1, "host", f"A check: {name}", f"test_rehearsal:{name}", seconds=60.0) for name in names]
     monkeypatch.setattr(suite, "CHECKS", checks)
 
     def make_bench(folder: Path) -> SimpleNamespace:
         return SimpleNamespace(folder=folder)
 
     def ran(described: dict[str, Any], **options: Any) -> list[str]:
-        return [one.check for one in suite.run_part("host", make_bench, tmp_path, described, minutes=1, **options)]
+        return [one.check for one in suite.run_part("host", make_bench, tmp_path, described, minutes=10, **options)]
 
     assert ran(MACHINE) == [*names]
     assert ran(MACHINE, skip_passed=True) == ["not_holding", "elsewhere"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import pty
@@ -58,7 +59,9 @@ def test_a_run_is_started_shown_listed_and_compared(config):
     assert re.split(" {2,}", head) == ["run", "state", "started", "took", "on", "hosts", "on disk"], (
         "nothing has an accuracy or a cost"
     )
-    assert re.fullmatch(rf"{name} +Completed +[\d.]+ s ago +[\d.]+ s +process +1 +[\d.]+ [kM]B", listed), listed
+    assert re.fullmatch(
+        rf"{name} +Completed +[\d.]+ (s|min( \d+ s)?) ago +[\d.]+ (s|min( \d+ s)?) +process +1 +[\d.]+ [kM]B", listed
+    ), listed
     assert following == f"next: launcher show {name}"
     assert json.loads(typed("runs", "--json").stdout)[0]["state"] == "Completed"
     shown = typed("show", "test").stdout
@@ -161,7 +164,7 @@ def test_an_attached_terminal_that_closes_leaves_the_run_alone(config):
     time.sleep(1)
     assert run.state == "InProgress"
     run.stop()
-    assert run.wait(30) == "Stopped"
+    assert run.wait(60) == "Stopped"
 
 
 def test_overrides_may_stand_after_options(config):
@@ -194,11 +197,11 @@ def test_a_signal_without_a_terminal_stops_the_run(config, number):
         text=True,
         preexec_fn=as_in_a_terminal,
     )
-    wait_until(lambda: launcher.runs(), 30, "a run")
+    wait_until(launcher.runs, what="a run")
     run = launcher.attach("test")
     wait_for_ready(run, 1)
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert (process.returncode, run.state) == (130 if number == signal.SIGINT else 1, "Stopped"), err
     assert "Stopped" in out and "Traceback" not in err
     assert_nothing_left(run)
@@ -213,13 +216,14 @@ class Terminal:
             as_in_a_terminal()
             os.execv(sys.executable, [*LAUNCHER, *arguments])
         self.text = ""
+        self.decoder = codecs.getincrementaldecoder("utf-8")()  # a character may come in two parts
 
     def until(self, expected: str, seconds: float = 60) -> None:
         end = time.monotonic() + seconds
         while expected not in self.text:
             assert time.monotonic() < end, f"{expected!r} did not come: {self.text}"
             try:
-                self.text += os.read(self.screen, 4096).decode()
+                self.text += self.decoder.decode(os.read(self.screen, 4096))
             except OSError:  # the command has ended
                 raise AssertionError(f"{expected!r} did not come: {self.text}") from None
 
@@ -234,8 +238,8 @@ CTRL_C = "\x03"
 TALKING_SLEEPER = """
 import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-for step in range(1, 600):
-    sys.stdout.write(f"epoch 1/2 step {step}/600 loss 0.5000 validation_accuracy 0.9 images/s 100.0\\n")
+for step in range(1, 3000):
+    sys.stdout.write(f"epoch 1/2 step {step}/3000 loss 0.5000 validation_accuracy 0.9 images/s 100.0\\n")
     sys.stdout.flush()
     time.sleep(0.1)
 """

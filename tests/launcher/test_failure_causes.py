@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import example, given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from training.settings import distillation, scripts, segmentation
 
@@ -226,14 +226,15 @@ def test_the_evidence_has_no_prefix_and_is_short():
 
 
 def test_a_long_log_takes_seconds_at_most():
-    start = time.monotonic()
+    start = time.process_time()  # without what other processes take
     explain(
         "",
         [f"epoch 1/3 step {number}/400 loss 2.3025 learning_rate 0.0001 images/s 812.4" for number in range(20_000)],
     )
-    assert time.monotonic() - start < 10
+    assert time.process_time() - start < 10
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # of a busy machine
 @given(TEXTS, st.lists(TEXTS, max_size=30))
 @example("is not authorized to perform: s3:GetObject on resource: {x}", ["{", "Traceback (most recent call last):"])
 def test_no_text_makes_it_raise(reason, log):
@@ -258,8 +259,8 @@ def config_keys() -> set[str]:
                 yield from walk(getattr(sections, part), f"{prefix}{name}.")
 
     keys = {key.replace("inputs.", "inputs.<channel>.") for key in walk(Job, "")}
-    for settings in (*vars(distillation).values(), *vars(scripts).values(), *vars(segmentation).values()):
-        keys |= {f"hyperparameters.{name}" for name in getattr(settings, "__dataclass_fields__", {})}
+    for one in (*vars(distillation).values(), *vars(scripts).values(), *vars(segmentation).values()):
+        keys |= {f"hyperparameters.{name}" for name in getattr(one, "__dataclass_fields__", {})}
     return keys
 
 

@@ -19,7 +19,7 @@ from tests.launcher.test_commands import typed
 def ended(script_job, text: str, **values) -> dict:
     """The outcome of a script that fails."""
     run = launcher.run(launcher.plan(script_job(text, **values)))
-    assert run.wait(60) == "Failed"
+    assert run.wait(120) == "Failed"
     return run.outcome()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launcher.record.failure_causes import first_traceback
@@ -143,6 +143,7 @@ def test_torchs_own_prefix_keeps_messages_of_several_lines():
     assert first_traceback(log).splitlines()[-1].startswith("CUDA kernel errors")
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # of a busy machine
 @given(st.lists(TEXTS, max_size=30))
 def test_a_found_traceback_has_a_beginning_and_an_exception(log):
     text = first_traceback(log)

@@ -129,7 +129,7 @@ def test_a_host_of_a_group_that_serves_ends_the_run_where_it_fails(script_job):
     """
     compute = {**TWO_GROUPS, "instance_groups": [{**CPUS, "instance_count": 1}, {**GPUS, "instance_count": 1}]}
     run = launcher.run(launcher.plan(script_job(text, compute=compute)))
-    assert run.wait(60) == "Failed"
+    assert run.wait(120) == "Failed"
     assert run.outcome()["failed_host"] == "algo-1" and "no room for images" in run.outcome()["failure"]
     assert_nothing_left(run)
 

@@ -217,7 +217,7 @@ def toolkit(tmp_path_factory):
 
     yield ask
     process.stdin.close()
-    process.wait(10)
+    process.wait(60)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,7 +282,9 @@ def test_every_type_survives_the_real_toolkit(toolkit, given_settings):
     assert read_settings(Everything, answer["arguments"], answer["environment"]) == given_settings
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     st.builds(
         lambda flag, count, ratio, name: {"flag": flag, "count": count, "ratio": ratio, "name": name},

@@ -34,7 +34,6 @@ def end_all(number: int, advance) -> int:
     return 0
 
 
-@pytest.mark.timeout(60)
 def test_a_lock_that_a_thread_holds_here_is_free_in_the_workers():
     done = []
     with LOCK:
@@ -82,9 +81,9 @@ def test_workers_end_with_the_process_that_started_them(tmp_path):
     script = Path(tmp_path, "script.py")
     script.write_text(SCRIPT.format(work="wait_for_ever"))
     parent = subprocess.Popen([sys.executable, str(script)], env={**os.environ, "PYTHONPATH": os.getcwd()})
-    wait_until(lambda: len(psutil.Process(parent.pid).children()) == 2, 30, "two workers")
+    wait_until(lambda: len(psutil.Process(parent.pid).children()) == 2, what="two workers")
     workers = psutil.Process(parent.pid).children()
     parent.kill()
     parent.wait()
-    _, alive = psutil.wait_procs(workers, timeout=30)
+    _, alive = psutil.wait_procs(workers, timeout=60)
     assert alive == []

@@ -116,7 +116,10 @@ def test_killed_at_any_point_it_goes_on_and_the_shards_are_the_same_bytes(tmp_pa
         assert all(file.read_bytes() == whole[file.relative_to(target).as_posix()] for file in finished)
     words = prepare(str(source), target, size=50, shard_size="20KB", jobs=2)
     there = int(words.split(" written, ")[1].split()[0])
-    assert sum(len(members(file)) // 2 for file in finished) <= there < 200
+    assert sum(len(members(file)) // 2 for file in finished) <= there
+    assert there < 200 or len(finished) == len([name for name in whole if name.endswith(".tar")]), (
+        "all, before the kill"
+    )
     assert files_of(target) == whole
 
 

@@ -112,6 +112,21 @@ def test_a_script_that_prints_metric_lines_or_writes_its_own_file_needs_no_count
     assert lines(run) == [{"rank": 0, "step": 3}]
 
 
+def test_a_training_that_ended_between_two_looks_is_counted_to_its_end(run):
+    observed = ObservedMetrics(run, "algo-1")
+    record(run, window(8, 8))
+    observed.update()
+    record(run, window(16, 16))
+    for attempt, steps in ((1, (8, 30)), (2, (8,))):
+        later = [{"kind": "start", "observed": True}, *(window(step, step) for step in steps)]
+        file = timeline(run).with_name(f"timeline-0.{attempt}.jsonl")
+        file.write_text("".join(json.dumps(event) + "\n" for event in later))
+    observed.update()
+    metrics_file.merge(run, ["algo-1"])
+    counted = [(line.get("attempt", 0), line["step"]) for line in lines(run)]
+    assert counted == [(0, 8), (0, 16), (1, 8), (1, 30), (2, 8)]
+
+
 def test_the_kits_own_timeline_is_not_counted_twice(run):
     timeline(run).write_text("")
     record(run, {"kind": "start"}, window(100, 20))

@@ -32,7 +32,7 @@ TWO_HOSTS = {"compute": {"instance_count": 2}}
 
 def over(plan: launcher.Plan) -> launcher.Run:
     run = launcher.run(plan)
-    run.wait(60)
+    run.wait(120)
     return run
 
 
@@ -67,12 +67,12 @@ def test_each_host_goes_on_from_its_own_and_a_new_one_begins_with_none(script_jo
     (first.folder.host("algo-2") / "checkpoints/deep/count").write_text("7")
     command = [sys.executable, "-m", "launcher", "resume"]
     typed = [*command, first.name, "environment.FLAG=x", "--hosts", "3", "--logs"]
-    done = subprocess.run(typed, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(typed, capture_output=True, text=True, timeout=120)
     resumed = launcher.attach("test")
     assert begins(resumed) == {"algo-1": "1", "algo-2": "7", "algo-3": "0"} and "begins at 7" in done.stdout
     assert resumed.folder.read(resumed.folder.plan)["job"]["environment"] == {"FLAG": "x"}
     assert (done.returncode, resumed.state) == (1, "Failed"), "algo-3 fails, as every host does at first"
-    done = subprocess.run([*command, "nothing"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*command, "nothing"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and "no such run" in done.stderr
 
 
@@ -90,7 +90,7 @@ def test_a_run_that_goes_on_is_not_resumed(script_job):
     with pytest.raises(launcher.UserError, match=f"{run.name} is InProgress\n.*launcher stop {run.name}"):
         launcher.resume(run.name)
     run.stop()
-    assert run.wait(30) == "Stopped"
+    assert run.wait(60) == "Stopped"
 
 
 def test_a_study_section_of_the_record_is_no_part_of_the_job_again(script_job):

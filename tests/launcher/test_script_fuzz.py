@@ -141,7 +141,7 @@ def test_a_script_is_judged_without_an_exception_and_refused_only_where_it_fails
     line = json.dumps([text for name in sorted(given) for text in hyperparameters.argument(name, given[name])])
     command = [sys.executable, "-c", RUNS, "\n".join(map(str, levels["error"]))]
     ran = subprocess.run(
-        command, capture_output=True, text=True, check=True, env={"LINE": line}, timeout=60, cwd=tmp_path
+        command, capture_output=True, text=True, check=True, env={"LINE": line}, timeout=240, cwd=tmp_path
     )
     assert ran.stdout.split() == [], [shlex.quote(Path(file).read_text()) for file in ran.stdout.split()]
 

@@ -119,5 +119,5 @@ def test_an_interrupted_run_is_resumed_and_one_under_way_is_not(script_job):
     ):
         launcher.resume_unfinished(launcher.plan(job))
     psutil.Process(run.folder.read(run.folder.supervisor)["pid"]).kill()
-    assert run.wait(30) == "Failed"
+    assert run.wait(60) == "Failed"
     assert launcher.resume_unfinished(launcher.plan(job)).resumes == run.name

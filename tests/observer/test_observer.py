@@ -107,7 +107,8 @@ def test_a_traceback_has_one_frame_of_ours(tmp_path):
 
 def test_a_script_that_leaves_without_a_word_has_the_lines_so_far_and_a_second_one_a_record_of_its_own(tmp_path):
     """Such as folds, one after the other, or what torchrun starts anew after a crash."""
-    first = ran(tmp_path, "epoch(); epoch(); os._exit(7)")
+    under_way = "from launcher_observer import windows; windows.SHORTEST = 60\n"  # also where three steps take long
+    first = ran(tmp_path, under_way + "epoch(); epoch(); os._exit(7)")
     assert first.code == 7 and first.timeline().steps == 5
     lines = first.timeline()
     second = ran(tmp_path, "for _ in range(5): epoch()")

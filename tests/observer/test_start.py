@@ -46,7 +46,7 @@ def python(
     environ: dict[str, str], text: str, *options: str, folder: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *options, "-c", text]
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=120, check=False)
 
 
 def recorded(environ: dict[str, str]) -> Path:
@@ -67,7 +67,7 @@ def test_a_process_without_torch_loads_next_to_nothing_prints_nothing_and_has_it
     assert (done.returncode, done.stderr) == (0, "")
     loaded = set(json.loads(done.stdout.replace("'", '"')))
     assert "launcher_observer.start" in loaded and not loaded & HEAVY
-    wait_until(lambda: sampled(recorded(job)), 10, "a sample of a run that was shorter than an interval")
+    wait_until(lambda: sampled(recorded(job)), what="a sample of a run that was shorter than an interval")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_folder_that_is_named_takes_the_place_of_the_jobs(job, tmp_path):
     named = tmp_path / "here"
     named.mkdir()
     assert python({**job, "LAUNCHER_OBSERVER_FOLDER": str(named)}, "pass").stderr == ""
-    wait_until(lambda: sampled(named), 10, "a sample")
+    wait_until(lambda: sampled(named), what="a sample")
     done = python({**job, "LAUNCHER_OBSERVER_FOLDER": str(tmp_path / "gone")}, "print('ran')")
     assert (done.returncode, done.stdout) == (0, "ran\n") and not recorded(job).exists()
     [line] = done.stderr.splitlines()
@@ -143,7 +143,7 @@ def test_where_ended_children_are_ignored_the_monitor_starts_without_a_word(job)
         [sys.executable, "-I", "-S", "-c", ignored], env=job, capture_output=True, text=True, timeout=60
     )
     assert (started.returncode, started.stderr) == (0, "")
-    wait_until(lambda: sampled(recorded(job)), 20, "a sample")
+    wait_until(lambda: sampled(recorded(job)), what="a sample")
 
 
 def test_a_pipe_that_reads_a_process_ends_with_it_although_the_monitor_goes_on(job):
@@ -156,9 +156,9 @@ def test_a_pipe_that_reads_a_process_ends_with_it_although_the_monitor_goes_on(j
     )
     assert first.stdout.readline() == b"ready\n"
     other = subprocess.Popen([sys.executable, "-c", "input()"], env=job, stdin=subprocess.PIPE)
-    wait_until(lambda: sampled(recorded(job)), 10, "a sample")
-    assert first.communicate(b"\n", timeout=30) == (b"", b"")
-    other.communicate(b"\n", timeout=30)
+    wait_until(lambda: sampled(recorded(job)), what="a sample")
+    assert first.communicate(b"\n", timeout=60) == (b"", b"")
+    other.communicate(b"\n", timeout=60)
 
 
 # -- other users of the same hooks ------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def test_the_source_folders_own_sitecustomize_hides_the_next_one_as_it_would_alo
     path = f"{tmp_path / 'source'}{os.pathsep}{tmp_path / 'next'}"
     done = python({**job, "PYTHONPATH": path}, "import os; print(os.environ['SEEN'])")
     assert (done.stdout, done.stderr) == ("own\n", "")
-    wait_until(lambda: sampled(recorded(job)), 10, "a sample")
+    wait_until(lambda: sampled(recorded(job)), what="a sample")
     again = python_start.with_python_start(files, observe=False, secrets={})
     assert [file.read() for file in again if file.path.startswith("sitecustomize")] == [own]
 
@@ -224,7 +224,7 @@ def test_the_plan_says_who_is_observed_and_who_is_not_and_why(script_job):
 
 def test_a_run_without_torch_has_system_metrics_and_leaves_no_process(script_job):
     run = launcher.run(launcher.plan(script_job("import time\ntime.sleep(1.2)\n")))
-    assert run.wait(60) == "Completed", run.outcome()
+    assert run.wait(120) == "Completed", run.outcome()
     assert not [line for _, line in run.logs() if "observer" in line]
     assert [name for name, host in read(run.name).hosts.items() if host.cores] == ["algo-1"]
     assert_nothing_left(run)
@@ -250,13 +250,13 @@ def test_a_run_that_wants_no_observer_leaves_nothing_of_it(script_job):
     """
     job = script_job(text, observe=False)
     run = launcher.run(launcher.plan(job))
-    assert run.wait(60) == "Completed", run.outcome()
+    assert run.wait(120) == "Completed", run.outcome()
     source = Path(job.source)
     (source / "training").mkdir()
     (source / "training/mine.py").write_text("x = 1\n")
     alone = launcher.plan(script_job("from training.mine import x\n", observe=False))
     assert [file.path for file in alone.files] == ["script.py", "training/mine.py"]
-    assert launcher.run(alone).wait(60) == "Completed"
+    assert launcher.run(alone).wait(120) == "Completed"
 
 
 def test_a_folder_that_is_named_later_is_recorded_in(tmp_path):

@@ -134,7 +134,7 @@ def test_a_trial_that_is_stopped_leaves_no_process(tmp_path, monkeypatch, how, f
         assert subject.run({}, until, print, started.append).state == "Stopped"
     assert [run.name for run in started] == [run.name for run in launcher.runs()]
     pid = int((tmp_path / "pid").read_text())
-    wait_until(lambda: not Path(f"/proc/{pid}").exists(), 10, "it is gone")
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), what="it is gone")
 
 
 def test_an_interrupt_counts_where_python_drops_its_exception(tmp_path, monkeypatch, dropped_interrupt):

@@ -41,7 +41,7 @@ def watched(*command: str | Path, options: Sequence[str] = (), **settings) -> su
 
 def typed(*words: str) -> subprocess.CompletedProcess[str]:
     """Another command of the launcher."""
-    return subprocess.run([*LAUNCHER, *words], capture_output=True, text=True, timeout=60, env=environment())
+    return subprocess.run([*LAUNCHER, *words], capture_output=True, text=True, timeout=120, env=environment())
 
 
 def the_run() -> launcher.Run:
@@ -87,7 +87,8 @@ class Terminal:
 
     def _read(self) -> bytes:
         with contextlib.suppress(OSError):  # nothing new, or nobody holds the other end
-            self.shown += os.read(self.master, 65536)
+            while part := os.read(self.master, 65536):  # a terminal gives some KB at once
+                self.shown += part
         return self.shown
 
 

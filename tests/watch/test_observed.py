@@ -69,7 +69,7 @@ def test_a_script_is_followed_while_it_runs_and_its_slow_line_is_named(script, t
         process = subprocess.Popen(words, cwd=tmp_path, stdout=out, stderr=err, env=environment())
         wait_until(lambda: b"waits" in (tmp_path / "out").read_bytes(), 120, "four epochs")
         run = the_run()
-        wait_until(lambda: any(line.get("observed") and "loss" in line for line in run.metrics()), 20, "its metrics")
+        wait_until(lambda: any(line.get("observed") and "loss" in line for line in run.metrics()), what="its metrics")
         shown = re.search(r"progress    (.*)", typed("show", "train").stdout)
         assert shown is not None and re.match(r"epoch [1-4]  step \d+  \d+ of 16  loss ", shown[1])
         assert "images/s" in shown[1] and "steps/s" in shown[1] and shown[1].endswith("left of the epoch")

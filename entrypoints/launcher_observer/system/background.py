@@ -19,8 +19,11 @@ FOLDER = "profiler-output"
 PRESENT, MONITOR = ".present", ".monitor"
 """Locked files in FOLDER. The second holds the monitor's process id."""
 
-TRIES, PAUSE = 100, 0.002
-"""To be present while the last monitor ends, and the seconds between two; they also pass while a monitor is waited for."""
+PAUSE = 0.002
+"""Seconds between two tries to be present while the last monitor ends, or to see that it has."""
+
+BUSY_SECONDS = 2.0
+"""To be present while the last monitor ends, which takes its only sample then, maybe where cores are full."""
 
 END_SECONDS = 5.0
 """For a monitor's end, which may still be starting."""
@@ -48,9 +51,8 @@ class Presence:
         self._folder = os.path.join(os.path.abspath(output), FOLDER)
         os.makedirs(self._folder, exist_ok=True)
         self._present = self._open(PRESENT)
-        for _ in range(TRIES):
-            if locked(self._present, fcntl.LOCK_SH):
-                break
+        end = time.monotonic() + BUSY_SECONDS
+        while not locked(self._present, fcntl.LOCK_SH) and time.monotonic() < end:
             time.sleep(PAUSE)  # the last monitor holds it for as long as it takes to end
         monitor = self._open(MONITOR)
         if locked(monitor, fcntl.LOCK_EX):

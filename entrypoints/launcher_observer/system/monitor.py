@@ -274,4 +274,5 @@ def main() -> None:
     folder = options.output / FOLDER
     present = os.open(folder / PRESENT, os.O_RDWR)
     sample_while_needed(options.output, present, options.starter, Errors(folder / LOG if options.quiet else None))
-    os._exit(0)  # unlocks both files at once
+    os.close(0)  # before os._exit unlocks the other: who can be present then must find no monitor that is ending
+    os._exit(0)

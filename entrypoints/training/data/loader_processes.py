@@ -118,7 +118,7 @@ class _Process:
         try:
             yield
         except (EOFError, OSError) as error:
-            self.process.join(1)
+            self.process.join(10)  # its pipe closes a little before it is gone
             code = self.process.exitcode
             how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
             raise RuntimeError(
@@ -294,6 +294,7 @@ def _end(processes: Sequence[_Process]) -> None:
         one.process.join(max(0.0, ends - time.monotonic()))
         if one.process.is_alive():
             one.process.kill()
+            one.process.join(5)  # a signal takes its time too
 
 
 class _Stack(Exception):

@@ -46,9 +46,9 @@ def serve(settings: TrainingSettings) -> None:
         failure_file(environment.failure_file),
         system_monitor(environment.output_data_dir, 0, wanted=settings.system_monitor),
     ):
-        write_line(f"{groups.host} prepares images for {', '.join(groups.training)}")
         try:
-            signal.signal(signal.SIGTERM, _stop)
+            signal.signal(signal.SIGTERM, _stop)  # before anybody can know that it is here
+            write_line(f"{groups.host} prepares images for {', '.join(groups.training)}")
             wait_for_head(groups, 2 * settings.process_group_minutes * 60)  # which waits itself, for the ranks
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         except _Stopped:
