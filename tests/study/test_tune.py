@@ -73,6 +73,8 @@ def test_a_command_that_waits_for_its_reads_gets_more_workers_and_the_same_losse
 def test_a_command_at_its_limit_is_left_as_it_is(script, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = slow_reads(samples=640, seconds=0).replace("range(2)", "range(1)")
+    # a worker that gets no core on a busy machine is a limit of its own, which a second one mends
+    text = text.replace("num_workers=1", "num_workers=0").replace("sleep(0.02)", "sleep(0.05)")
     script.write_text(textwrap.dedent(text))
     found = launcher.tune([sys.executable, "train.py"], trials=5, table=tmp_path / "trials.csv", say=lambda line: None)
     assert (found.changes, found.speedup, found.failed) == ({}, 1.0, False)
