@@ -30,28 +30,22 @@ def thread_cpu(evidence: Evidence) -> float | None:
     return _share_of_steps(evidence, "thread_cpu_seconds")
 
 
-def lost_to_workers(evidence: Evidence) -> float | None:
-    """Share of the steps in which the training thread has no core because data workers have it: of its wait for one, as much as workers and
-    not others may cause, and no more than their share of the cores; None: not recorded.
+def lost_to(evidence: Evidence, whom: str) -> float | None:
+    """Share of the steps in which the training thread has no core because others have it: of its wait for one, as much as they and not the
+    rest may cause, and no more than their share of the cores; None: not recorded.
 
-    The run's other threads count only where there are more than cores: else they have cores of their own without the workers.
+    The run's other threads count only where there are more than cores: else they have cores of their own without the others.
+
+    Args:
+        whom: WORKERS, the data's, or PROGRAMS, outside the run.
     """
     delay, others = run_delay(evidence), neighbours(evidence)
-    workers = others.get(WORKERS)
-    if delay is None or workers is None:
+    theirs = others.get(whom)
+    if delay is None or theirs is None:
         return None
-    rivals = others.get(PROGRAMS, 0.0) + (others.get(THREADS, 0.0) if oversubscribed(evidence) else 0.0)
-    return min(delay * workers / (workers + rivals or 1.0), workers / usable_cores(evidence))
-
-
-def lost_to_programs(evidence: Evidence) -> float:
-    """The same because programs outside the run have it; 0 where it was not recorded."""
-    delay, others = run_delay(evidence), neighbours(evidence)
-    programs = others.get(PROGRAMS, 0.0)
-    if delay is None or not programs:
-        return 0.0
-    rivals = others.get(WORKERS, 0.0) + (others.get(THREADS, 0.0) if oversubscribed(evidence) else 0.0)
-    return min(delay * programs / (programs + rivals), programs / usable_cores(evidence))
+    rivals = sum(others.get(one, 0.0) for one in (WORKERS, PROGRAMS) if one != whom)
+    rivals += others.get(THREADS, 0.0) if oversubscribed(evidence) else 0.0
+    return min(delay * theirs / (theirs + rivals or 1.0), theirs / usable_cores(evidence))
 
 
 def peers(evidence: Evidence) -> float:
@@ -65,7 +59,7 @@ def cost_of_workers(evidence: Evidence) -> float:
 
     Where an operator runs on two threads, each waits for a core as often as the other, and the training thread for its peer too.
     """
-    return (1 + peers(evidence)) * (lost_to_workers(evidence) or 0.0)
+    return (1 + peers(evidence)) * (lost_to(evidence, WORKERS) or 0.0)
 
 
 def spinning_cores(evidence: Evidence) -> float:

@@ -27,7 +27,14 @@ OPERATORS = "operators.json"
 """Beside the timeline of a process whose steps torch.profiler recorded; training/measure/operators.py documents it."""
 
 OF_THE_PROCESS = (
-    *("world_size", "backend", "device", "device_name", "compute_capability", "instance_type", "torch", "threads"),
+    "world_size",
+    "backend",
+    "device",
+    "device_name",
+    "compute_capability",
+    "instance_type",
+    "torch",
+    "threads",
 )
 """Facts of a rank's first line that hold for all ranks."""
 

@@ -58,7 +58,7 @@ def replay(name: str, overrides: Sequence[str] = (), *, on: str | None = None) -
     ('quickstart-teacher-...', 0.001)
 
     It starts from the beginning. SageMaker would bring what lies under the job's `checkpoints`, so there the plan has a folder of its own
-    below the run's, unless the overrides name one.
+    beside the run's, unless the overrides name one.
 
     Args:
         name: a run, or a job's name for the latest.

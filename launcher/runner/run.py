@@ -13,16 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import backends
-from launcher.backends.interrupts import deferred, remembered
 from launcher.backends.plans import check
 from launcher.config.issues import Unreachable, UserError
-from launcher.insight import diagnose
 from launcher.planner.plan import Plan, refuse_cost, refuse_errors
 from launcher.record import disk, records, trust
 from launcher.record.log_lines import complete_lines, json_lines
 from launcher.record.metric_lines import Metric, parse_line
 from launcher.record.records import OVER, RunFolder
-from launcher.runner import notebook, probe, start_record
+from launcher.runner import notebook, start_record
 from launcher.show.text import dollars
 
 if TYPE_CHECKING:
@@ -270,9 +268,9 @@ class Run:
         Raises:
             UserError: nothing was measured, numpy is not installed, or the probe cannot start.
         """
-        if probe:
-            return probed(str(self.folder.path), overrides)
-        return diagnose.diagnose(str(self.folder.path))
+        from launcher.runner.diagnose import diagnose  # here: a probe is a run too
+
+        return diagnose(self.folder.path, probe=probe, overrides=overrides)
 
     def detach(self) -> None:
         """Let the run outlive this process."""
@@ -390,107 +388,3 @@ def runs() -> list[Run]:
     'Completed'
     """
     return [Run(folder) for folder in records.all_runs()]
-
-
-STOP_AGAIN = 600.0
-"""Seconds for which a run is asked again to stop, where SageMaker does not answer."""
-
-
-def to_its_end(
-    planned: Plan | Run,
-    *,
-    max_cost: float | None = None,
-    say: Callable[[str], None],
-    interrupted: Callable[[], None],
-    started: Callable[[Run], None] = lambda run: None,
-    until: Callable[[Run], str] = lambda run: "",
-) -> Run:
-    """Start a planned run and wait until it is over. An interrupt, or any other exception, stops the run first.
-
-    Args:
-        planned: or a run that is under way.
-        say: takes a line when SageMaker stops answering, when it answers again, and when it does not stop the run.
-        interrupted: called before an interrupt stops the run.
-        started: called with the run once it has started.
-        until: asked about every second: why to stop the run now; "" while it is to go on.
-
-    Raises:
-        UserError: the run cannot be started; or SageMaker did not stop it for 10 minutes, and it goes on.
-    """
-    trouble, why = "", ""
-    run: Run | None = None
-    try:
-        with deferred() as came:  # inside: an interrupt may come as soon as it is over
-            run = planned if isinstance(planned, Run) else start(planned, max_cost=max_cost)
-            started(run)
-        if came:
-            raise KeyboardInterrupt
-        with remembered() as came:
-            while not came and run.wait(1, progress=False) not in records.OVER and not (why := until(run)):
-                if run.trouble != trouble:
-                    trouble = run.trouble
-                    say(trouble or "AWS answers again")
-        if came:
-            raise KeyboardInterrupt
-        if why:
-            _stop(run, why, say)
-    except BaseException as error:
-        if run is None or (why and isinstance(error, UserError)):  # it was asked again and again
-            raise
-        if isinstance(error, KeyboardInterrupt):
-            interrupted()
-        try:
-            run.stop("Ctrl-C" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__} in the launcher")
-            run.wait(150, progress=False)
-        except UserError as not_stopped:  # the error that came first is raised
-            say(str(not_stopped))
-        raise
-    if why:
-        run.wait(150, progress=False)
-    return run
-
-
-def _stop(run: Run, why: str, say: Callable[[str], None]) -> None:
-    """Ask a run to stop, again and again for STOP_AGAIN seconds where SageMaker does not answer; each reason is said once."""
-    until, said = time.monotonic() + STOP_AGAIN, ""
-    while True:
-        try:
-            return run.stop(why)
-        except UserError as not_stopped:
-            if time.monotonic() > until:
-                raise
-            if str(not_stopped) != said:
-                say(said := str(not_stopped))
-        if run.wait(1, progress=False) in records.OVER:
-            return None
-
-
-def probed(
-    source: str,
-    overrides: Sequence[str] = (),
-    on: str = backends.DEFAULT,
-    say: Callable[[str], None] = lambda text: None,
-) -> Diagnosis:
-    """Diagnose a run with a probe: its job again on this machine, for two minutes at most.
-
-    If the probe fails or is interrupted, the diagnosis says why.
-
-    Raises:
-        UserError: nothing was measured there, or the probe cannot start.
-    """
-    planned, observed = probe.planned(source, overrides, on=on), diagnose.diagnose(source).measurements
-
-    def started(run: Run) -> None:
-        say(f"probing for at most two minutes: run {run.name}")
-
-    def until(run: Run) -> str:
-        return f"not over after {probe.LONGEST:g} s" if time.monotonic() - began > probe.LONGEST else ""
-
-    began = time.monotonic()
-    try:
-        interrupted = functools.partial(say, "stopping the probe")
-        run = to_its_end(planned, say=say, interrupted=interrupted, started=started, until=until)
-    except KeyboardInterrupt:
-        return diagnose.with_probe(observed, probe.INTERRUPTED)
-    say(f"probed in {time.monotonic() - began:.0f} s")
-    return diagnose.with_probe(observed, probe.read(run.folder, run.outcome()))

@@ -18,7 +18,8 @@ from launcher.planner.own_checkpoints import with_own_checkpoints
 from launcher.planner.plan import Plan, refuse_cost, refuse_errors
 from launcher.planner.source_package import code_checksum, source_files
 from launcher.record import records
-from launcher.runner.run import Run, to_its_end
+from launcher.runner.run import Run
+from launcher.runner.to_its_end import to_its_end
 from launcher.show.text import counted, dollars
 from launcher.study.conditions import commit_of, machine_of
 from launcher.study.question import Question, Trial

@@ -30,7 +30,8 @@ from launcher.insight.findings import Finding, Fix
 from launcher.planner.own_checkpoints import with_own_checkpoints
 from launcher.planner.source_package import SourceFile, code_checksum, source_files
 from launcher.record import records
-from launcher.runner.run import Run, to_its_end
+from launcher.runner.run import Run
+from launcher.runner.to_its_end import to_its_end
 from launcher.study.conditions import commit_of, machine_of, settings_of, software
 from launcher.study.tune_settings import OUTSIDE, RULES, VARIABLES
 

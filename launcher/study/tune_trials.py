@@ -11,7 +11,8 @@ from typing import Any
 
 from launcher.config.issues import UserError, mistake
 from launcher.record import records
-from launcher.runner.run import Run, to_its_end
+from launcher.runner.run import Run
+from launcher.runner.to_its_end import to_its_end
 from launcher.show.text import counted, dollars
 from launcher.study import engine
 from launcher.study.trial_table import Row, TrialTable

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from launcher.config.issues import UserError
 from launcher.record import records
-from launcher.runner.run import Run, to_its_end
+from launcher.runner.run import Run
+from launcher.runner.to_its_end import to_its_end
 from launcher.study.question import Trial
 
 

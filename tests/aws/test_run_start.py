@@ -14,7 +14,7 @@ import launcher
 from launcher.aws import follow, session, submit, upload
 from launcher.backends.interrupts import deferred, interruptible
 from launcher.record import disk, records
-from launcher.runner.run import to_its_end
+from launcher.runner.to_its_end import to_its_end
 from tests.aws.conftest import REGION, SLEEPS, lost, not_found, replacing, started
 from tests.conftest import wait_until
 

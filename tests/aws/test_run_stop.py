@@ -14,7 +14,7 @@ from launcher.commands import foreground, live
 from launcher.commands.exit_codes import INTERRUPTED
 from launcher.config.issues import mistake
 from launcher.record import records
-from launcher.runner.run import to_its_end
+from launcher.runner.to_its_end import to_its_end
 from tests.aws.conftest import REGION, replacing
 from tests.launcher.test_store import recorded
 
@@ -97,7 +97,7 @@ def studied(run, monkeypatch):
 
     def follow(**options) -> list[str]:
         said: list[str] = []
-        monkeypatch.setattr("launcher.runner.run.start", lambda planned, **_: run)
+        monkeypatch.setattr("launcher.runner.to_its_end.start", lambda planned, **_: run)
         with pytest.raises(KeyboardInterrupt):
             to_its_end(None, say=said.append, interrupted=lambda: said.append("stopping"), **options)
         return said
@@ -121,7 +121,7 @@ def test_ctrl_c_in_a_study_counts_where_python_drops_its_exception(run, studied,
 
 def test_a_limit_that_cannot_stop_the_job_at_first_stops_it_later_and_that_is_said_once(run, monkeypatch):
     asked: list[str] = []
-    monkeypatch.setattr("launcher.runner.run.start", lambda planned, **_: run)
+    monkeypatch.setattr("launcher.runner.to_its_end.start", lambda planned, **_: run)
     monkeypatch.setattr(
         "launcher.runner.run.Run.wait", lambda run, *_, **__: "Stopped" if len(asked) > 2 else "InProgress"
     )
@@ -139,7 +139,7 @@ def test_a_limit_that_cannot_stop_the_job_at_first_stops_it_later_and_that_is_sa
 
 def test_ctrl_c_while_a_limit_cannot_stop_the_job_tries_once_more(run, monkeypatch):
     asked: list[str] = []
-    monkeypatch.setattr("launcher.runner.run.start", lambda planned, **_: run)
+    monkeypatch.setattr("launcher.runner.to_its_end.start", lambda planned, **_: run)
     monkeypatch.setattr("launcher.runner.run.Run.wait", lambda run, *_, **__: "InProgress")
 
     def stop(run, reason: str) -> None:
@@ -157,8 +157,8 @@ def test_ctrl_c_while_a_limit_cannot_stop_the_job_tries_once_more(run, monkeypat
 
 def test_a_limit_that_cannot_stop_the_job_is_reported_once(run, monkeypatch):
     refused_by(monkeypatch, expired)
-    monkeypatch.setattr("launcher.runner.run.STOP_AGAIN", -1.0)
-    monkeypatch.setattr("launcher.runner.run.start", lambda planned, **_: run)
+    monkeypatch.setattr("launcher.runner.to_its_end.STOP_AGAIN", -1.0)
+    monkeypatch.setattr("launcher.runner.to_its_end.start", lambda planned, **_: run)
     said: list[str] = []
     with pytest.raises(launcher.UserError, match=f"{NAME} was NOT stopped and goes on"):
         to_its_end(None, say=said.append, interrupted=lambda: None, until=lambda _: "long enough")

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from launcher.insight.contention import lost_to_workers
+from launcher.insight.contention import WORKERS, lost_to
 from launcher.insight.evidence import Evidence
 from launcher.insight.measurements import Measurements, Stall
 from launcher.insight.rules.table import judge
@@ -76,10 +76,10 @@ def test_a_teacher_that_goes_leaves_the_steps_what_data_workers_cost_them(delay,
 
 
 def test_workers_cost_a_model_no_more_than_the_cores_that_they_use():
-    assert lost_to_workers(Evidence(on_two_cores(workers=0.3, delay=0.28))) == pytest.approx(0.15)
+    assert lost_to(Evidence(on_two_cores(workers=0.3, delay=0.28)), WORKERS) == pytest.approx(0.15)
     beside = with_programs(on_two_cores(workers=0.7, delay=0.28), ffmpeg=0.7)
-    assert lost_to_workers(Evidence(beside)) == pytest.approx(0.14, rel=0.01)
-    assert lost_to_workers(Evidence(with_threads(plant(phases=USUAL, cores=2, busy=1.9), 0.3))) is None
+    assert lost_to(Evidence(beside), WORKERS) == pytest.approx(0.14, rel=0.01)
+    assert lost_to(Evidence(with_threads(plant(phases=USUAL, cores=2, busy=1.9), 0.3)), WORKERS) is None
 
 
 @pytest.mark.parametrize("peer", [0.4, 0.7, 0.9])
@@ -94,8 +94,8 @@ def test_a_program_that_uses_more_cores_than_the_workers_is_what_takes_them(peer
 def test_more_threads_than_cores_wait_for_each_other_and_not_for_the_workers():
     run = on_two_cores(workers=0.3, delay=0.5, peer=0.9)
     many = dataclasses.replace(run, facts={**run.facts, "threads": 16})
-    assert lost_to_workers(Evidence(many)) == pytest.approx(0.5 * 0.3 / 1.2)
-    assert lost_to_workers(Evidence(run)) == pytest.approx(0.15)
+    assert lost_to(Evidence(many), WORKERS) == pytest.approx(0.5 * 0.3 / 1.2)
+    assert lost_to(Evidence(run), WORKERS) == pytest.approx(0.15)
 
 
 @pytest.mark.parametrize(

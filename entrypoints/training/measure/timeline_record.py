@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -11,11 +10,10 @@ from typing import Any
 import torch
 from launcher_observer import torch_hooks
 from launcher_observer.contract import node_name
-from launcher_observer.process import process_started
+from launcher_observer.process import described, process_started
 from launcher_observer.timeline_file import TimelineFile
 
 from training.distributed.world import World
-from training.runtime import accelerator
 from training.runtime.reporting import write_line
 
 
@@ -41,13 +39,7 @@ class TimelineRecord(TimelineFile):
             node=node_name(),
             world_size=world.size,
             backend=world.backend,
-            device=world.device.type,
-            device_name=accelerator.name(world.device),
-            compute_capability=_compute_capability(world.device),
-            instance_type=os.environ.get("SM_CURRENT_INSTANCE_TYPE"),
-            torch=torch.__version__,
-            threads=torch.get_num_threads(),
-            process_started=process_started(),
+            **described(torch, world.device),
             not_measured={} if world.is_torch_group else {"grad_sync": _why_no_grad_sync(world)},
             settings=asdict(settings),
         )
@@ -77,11 +69,6 @@ class TimelineRecord(TimelineFile):
             self._waits_for_first = False
             self.passed("first_step")
             super().first_step(step, workers, ended)
-
-
-def _compute_capability(device: torch.device) -> float | None:
-    """Such as 8.0; None for the CPU."""
-    return float("{}.{}".format(*accelerator.capability(device))) if accelerator.is_gpu(device) else None
 
 
 def _why_no_grad_sync(world: World) -> str:

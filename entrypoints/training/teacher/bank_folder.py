@@ -6,7 +6,6 @@ folder that it had time to copy, and a channel may hold another bank than before
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -18,7 +17,7 @@ from training.distributed.world import World
 from training.models.files import MAX_RATIO, SMALL, unpack
 from training.runtime.environment import Environment
 from training.settings.distillation import LabelBankSettings
-from training.teacher.label_bank import CHECKSUMS
+from training.teacher.label_bank import CHECKSUMS, NO_ROOM
 
 BANK_ARCHIVE = "model.tar.gz"
 """The label bank that a run of label_images.py left, as `inputs: {cache: {run: NAME}}` brings it."""
@@ -141,7 +140,7 @@ def _unpack(archive: Path, target: Path, limit: int) -> None:
         unpack(archive, target, limit)
     except ValueError as error:
         shutil.rmtree(target, ignore_errors=True)
-        if isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in NO_ROOM:
             fix = "free some space there, or give the job a larger compute.volume_gb"
             raise ValueError(f"no room to unpack the label bank {archive} to {target}: {fix}") from error
         raise

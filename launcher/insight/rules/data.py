@@ -12,7 +12,7 @@ from launcher.insight.answers import EXPLAINED, Answer, DoesNotApply, NotMeasure
 from launcher.insight.contention import (
     PROGRAMS,
     WORKERS,
-    lost_to_workers,
+    lost_to,
     neighbours,
     runnable_per_core,
     spinning_cores,
@@ -87,7 +87,7 @@ def waiting(evidence: Evidence) -> Answer:
 def _taken_from_model(evidence: Evidence) -> float | None:
     """Share of a step in which a model on the CPU waits for cores that data workers have, while all are full; None: too little, or not
     recorded."""
-    taken, others = lost_to_workers(evidence), neighbours(evidence)
+    taken, others = lost_to(evidence, WORKERS), neighbours(evidence)
     if evidence.on_gpu or taken is None or (evidence.busy or 0.0) < FULL or (evidence.throttled or 0.0) >= NOTICEABLE:
         return None
     return taken if taken >= NOTICEABLE and others[WORKERS] > others.get(PROGRAMS, 0.0) else None

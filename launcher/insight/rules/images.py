@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from launcher.insight import calibration
-from launcher.insight.contention import cost_of_workers, lost_to_workers, peers
+from launcher.insight.contention import WORKERS, cost_of_workers, lost_to, peers
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import NOTICEABLE, Fix, Gain, percent
 from launcher.insight.gains import bounded, estimated, in_steps, step_left
@@ -82,7 +82,7 @@ def _with_cheaper(evidence: Evidence, images: float) -> tuple[float, str]:
     Args:
         images: CPU time of an image after the fix, over that before.
     """
-    lost = (1 - images) * (lost_to_workers(evidence) or 0.0)
+    lost = (1 - images) * (lost_to(evidence, WORKERS) or 0.0)
     own, step = evidence.own_cpu, evidence.steady_step_seconds
     spun = 2 * peers(evidence) * lost * step / own if own and step else 0.0
     busy = max(0.0, 1 - (evidence.share("data_wait") or 0.0) - (1 - images) * cost_of_workers(evidence))

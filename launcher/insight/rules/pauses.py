@@ -29,6 +29,10 @@ ENDLESS_START = 1200.0
 def checkpoints(evidence: Evidence) -> Answer:
     """Training pauses while checkpoints are written."""
     every = evidence.settings.get("checkpoint_every")
+
+    def now(count: int) -> int:
+        return every if isinstance(every, int) else max(1, round(windows.steps_done(evidence.ranks[0]) / max(count, 1)))
+
     return _stalls(
         evidence,
         "checkpoint",
@@ -38,12 +42,7 @@ def checkpoints(evidence: Evidence) -> Answer:
         lambda count, factor: (
             Fix(
                 setting="hyperparameters.checkpoint_every",
-                value=factor
-                * (
-                    every
-                    if isinstance(every, int)
-                    else max(1, round(windows.steps_done(evidence.ranks[0]) / max(count, 1)))
-                ),
+                value=factor * now(count),
                 now=every,
                 why=f"{factor} times fewer; a run that is killed loses that many more steps",
             ),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher.insight.answers import Answer, DoesNotApply, NotMeasured
-from launcher.insight.contention import lost_to_programs
+from launcher.insight.contention import PROGRAMS, lost_to
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import NOTICEABLE, Finding, Fix, percent
 from launcher.insight.gains import of_other_fixes
@@ -71,7 +71,7 @@ def judge(evidence: Evidence) -> Report:
             not_applicable.append((rule.looks_for, answer.why))
         else:
             not_found.append(rule.looks_for)
-    lost = lost_to_programs(evidence)
+    lost = lost_to(evidence, PROGRAMS) or 0.0
     if lost >= HIDING:
         small = f"what takes less than {percent(NOTICEABLE)} of the time"
         core = f"programs outside the run have the training thread's core in {percent(lost)} of it"
