@@ -225,7 +225,7 @@ class StepClock:
         left.phases, left.paused = step.phases[cut.phases :], step.paused - cut.paused
         left.loader, left.epoch, left.data_wait = step.loader, step.epoch, step.data_wait - waited
         left.batches, left.samples = step.batches - batches, step.samples - samples
-        self._optimizer = None
+        self._optimizer = self._asked = None
         return True
 
     def optimizer_ends(self, optimizer: int, cpu: float) -> None:
