@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
@@ -11,9 +9,7 @@ from typing import TYPE_CHECKING, overload
 from launcher import backends
 from launcher.config.issues import mistake
 from launcher.insight import diagnose as insight
-from launcher.runner import probe as probes
-from launcher.runner.run import Run
-from launcher.runner.to_its_end import to_its_end
+from launcher.runner.run import probed
 
 if TYPE_CHECKING:
     from launcher.insight.comparison import Comparison
@@ -74,27 +70,7 @@ def diagnose(
         UserError: nothing was measured there, numpy is not installed, or the probe cannot start.
     """
     if after is None:
-        return _probed(str(source), overrides, on, say) if probe else insight.diagnose(str(source))
+        return probed(str(source), overrides, on=on, say=say) if probe else insight.diagnose(str(source))
     if probe:
         raise mistake("--probe", f"two runs: {source} and {after}", "probe one of them")
     return insight.compare(str(source), str(after))
-
-
-def _probed(source: str, overrides: Sequence[str], on: str, say: Say) -> Diagnosis:
-    """With a probe: the run's job again on this machine, for two minutes at most."""
-    planned, observed = probes.planned(source, overrides, on=on), insight.diagnose(source).measurements
-
-    def started(run: Run) -> None:
-        say(f"probing for at most two minutes: run {run.name}")
-
-    def until(run: Run) -> str:
-        return f"not over after {probes.LONGEST:g} s" if time.monotonic() - began > probes.LONGEST else ""
-
-    began = time.monotonic()
-    try:
-        interrupted = functools.partial(say, "stopping the probe")
-        run = to_its_end(planned, say=say, interrupted=interrupted, started=started, until=until)
-    except KeyboardInterrupt:
-        return insight.with_probe(observed, probes.INTERRUPTED)
-    say(f"probed in {time.monotonic() - began:.0f} s")
-    return insight.with_probe(observed, probes.read(run.folder, run.outcome()))

@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Any
 from launcher import backends
 from launcher.backends.plans import check
 from launcher.config.issues import Unreachable, UserError
+from launcher.insight import diagnose
 from launcher.planner.plan import Plan, refuse_cost, refuse_errors
 from launcher.record import disk, records, trust
 from launcher.record.log_lines import complete_lines, json_lines
 from launcher.record.metric_lines import Metric, parse_line
 from launcher.record.records import OVER, RunFolder
 from launcher.runner import notebook, start_record
+from launcher.runner import probe as probes
+from launcher.runner.to_its_end import to_its_end
 from launcher.show.text import dollars
 
 if TYPE_CHECKING:
@@ -268,9 +271,8 @@ class Run:
         Raises:
             UserError: nothing was measured, numpy is not installed, or the probe cannot start.
         """
-        from launcher.runner.diagnose import diagnose  # here: a probe is a run too
-
-        return diagnose(self.folder.path, probe=probe, overrides=overrides)
+        source = str(self.folder.path)
+        return probed(source, overrides) if probe else diagnose.diagnose(source)
 
     def detach(self) -> None:
         """Let the run outlive this process."""
@@ -357,6 +359,32 @@ def start(plan: Plan, *, detach: bool = False, max_cost: float | None = None) ->
             if reading is not None:
                 os.close(reading)
     return run
+
+
+def probed(
+    source: str,
+    overrides: Sequence[str] = (),
+    *,
+    on: str = backends.DEFAULT,
+    say: Callable[[str], None] = lambda text: None,
+) -> Diagnosis:
+    """The diagnosis of a run with its probe: its job again on this machine, for two minutes at most."""
+    planned, observed = probes.planned(source, overrides, on=on), diagnose.diagnose(source).measurements
+
+    def started(run: Run) -> None:
+        say(f"probing for at most two minutes: run {run.name}")
+
+    def until(run: Run) -> str:
+        return f"not over after {probes.LONGEST:g} s" if time.monotonic() - began > probes.LONGEST else ""
+
+    began = time.monotonic()
+    try:
+        interrupted = functools.partial(say, "stopping the probe")
+        run = to_its_end(lambda: start(planned), say=say, interrupted=interrupted, started=started, until=until)
+    except KeyboardInterrupt:
+        return diagnose.with_probe(observed, probes.INTERRUPTED)
+    say(f"probed in {time.monotonic() - began:.0f} s")
+    return diagnose.with_probe(observed, probes.read(run.folder, run.outcome()))
 
 
 def attach(name: str, *, region: str | None = None) -> Run:

@@ -4,30 +4,40 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 from launcher.backends.interrupts import deferred, remembered
 from launcher.config.issues import UserError
-from launcher.planner.plan import Plan
 from launcher.record import records
-from launcher.runner.run import Run, start
 
 STOP_AGAIN = 600.0
 """Seconds for which a run is asked again to stop, where SageMaker does not answer."""
 
 
+class Stoppable(Protocol):
+    """What is needed of a Run."""
+
+    trouble: str
+
+    def wait(self, timeout: float | None = None, *, progress: bool = True) -> str: ...
+    def stop(self, reason: str = ...) -> None: ...
+
+
+AnyRun = TypeVar("AnyRun", bound=Stoppable)
+
+
 def to_its_end(
-    planned: Plan | Run,
+    begin: Callable[[], AnyRun],
     *,
-    max_cost: float | None = None,
     say: Callable[[str], None],
     interrupted: Callable[[], None],
-    started: Callable[[Run], None] = lambda run: None,
-    until: Callable[[Run], str] = lambda run: "",
-) -> Run:
-    """Start a planned run and wait until it is over. An interrupt, or any other exception, stops the run first.
+    started: Callable[[AnyRun], Any] = lambda run: None,
+    until: Callable[[AnyRun], str] = lambda run: "",
+) -> AnyRun:
+    """Start a run and wait until it is over. An interrupt, or any other exception, stops the run first.
 
     Args:
-        planned: or a run that is under way.
+        begin: starts the run, or returns one that is under way.
         say: takes a line when SageMaker stops answering, when it answers again, and when it does not stop the run.
         interrupted: called before an interrupt stops the run.
         started: called with the run once it has started.
@@ -37,10 +47,10 @@ def to_its_end(
         UserError: the run cannot be started; or SageMaker did not stop it for 10 minutes, and it goes on.
     """
     trouble, why = "", ""
-    run: Run | None = None
+    run: AnyRun | None = None
     try:
         with deferred() as came:  # inside: an interrupt may come as soon as it is over
-            run = planned if isinstance(planned, Run) else start(planned, max_cost=max_cost)
+            run = begin()
             started(run)
         if came:
             raise KeyboardInterrupt
@@ -69,7 +79,7 @@ def to_its_end(
     return run
 
 
-def _stop(run: Run, why: str, say: Callable[[str], None]) -> None:
+def _stop(run: Stoppable, why: str, say: Callable[[str], None]) -> None:
     """Ask a run to stop, again and again for STOP_AGAIN seconds where SageMaker does not answer; each reason is said once."""
     until, said = time.monotonic() + STOP_AGAIN, ""
     while True:

@@ -18,7 +18,7 @@ from launcher.planner.own_checkpoints import with_own_checkpoints
 from launcher.planner.plan import Plan, refuse_cost, refuse_errors
 from launcher.planner.source_package import code_checksum, source_files
 from launcher.record import records
-from launcher.runner.run import Run
+from launcher.runner.run import Run, start
 from launcher.runner.to_its_end import to_its_end
 from launcher.show.text import counted, dollars
 from launcher.study.conditions import commit_of, machine_of
@@ -167,7 +167,10 @@ def _to_its_end(planned: Plan | Run, started: Callable[[Run], None], say: Say) -
     def interrupted() -> None:
         say("stopping the running trial; the same command resumes the study with it")
 
-    return to_its_end(planned, say=say, interrupted=interrupted, started=started)
+    def begin() -> Run:
+        return planned if isinstance(planned, Run) else start(planned)
+
+    return to_its_end(begin, say=say, interrupted=interrupted, started=started)
 
 
 def tell_the_price(jobs: Sequence[Job], on: str, max_cost: float | None, say: Say) -> None:

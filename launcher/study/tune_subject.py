@@ -30,7 +30,7 @@ from launcher.insight.findings import Finding, Fix
 from launcher.planner.own_checkpoints import with_own_checkpoints
 from launcher.planner.source_package import SourceFile, code_checksum, source_files
 from launcher.record import records
-from launcher.runner.run import Run
+from launcher.runner.run import Run, start
 from launcher.runner.to_its_end import to_its_end
 from launcher.study.conditions import commit_of, machine_of, settings_of, software
 from launcher.study.tune_settings import OUTSIDE, RULES, VARIABLES
@@ -163,7 +163,7 @@ class JobSubject(Subject):
 
         job = with_own_checkpoints(self.changed(changes), "tune")
         planned = check(plan(job, on=self.on))  # what that says was said of all trials at once
-        run = to_its_end(planned, say=say, interrupted=interrupted, started=started, until=until)
+        run = to_its_end(lambda: start(planned), say=say, interrupted=interrupted, started=started, until=until)
         run.wait(progress=False)  # on SageMaker a stopped job still uploads its output
         return run
 

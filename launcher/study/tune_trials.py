@@ -197,7 +197,7 @@ class Trials:
         if run.state == records.IN_PROGRESS:
             self.say(f"stopping {run.name}, which was left running")
             run.stop("its tuning was interrupted")
-        run = to_its_end(run, say=self.say, interrupted=lambda: None)
+        to_its_end(lambda: run, say=self.say, interrupted=lambda: None)
         state, reason = run.state, run.outcome().get("stop_reason", "")
         return run if state == records.COMPLETED or reason.endswith(AS_WANTED) else None
 

@@ -72,7 +72,7 @@ class UnderWay:
             return (trial, run) if trial is not None and run.state == records.COMPLETED else None
         if run.state == records.STOPPING:  # by Ctrl-C: it runs again, once its hosts are free
             say(f"waiting for {run.name}, which was stopped")
-            to_its_end(run, say=say, interrupted=lambda: None)
+            to_its_end(lambda: run, say=say, interrupted=lambda: None)
             return None
         if trial is not None:
             say(f"{run.name}, which was left running, goes on as {trial}")

@@ -211,7 +211,9 @@ def test_ctrl_c_in_a_study_ends_an_upload_before_there_is_a_job(plan, monkeypatc
         monkeypatch.setattr(upload, "upload", lambda *_: os.kill(os.getpid(), signal.SIGINT))
         monkeypatch.setattr(submit, "create", lambda plan: pytest.fail("the job was created"))
         with pytest.raises(KeyboardInterrupt):
-            to_its_end(plan, say=print, interrupted=lambda: pytest.fail("no run is there to stop"))
+            to_its_end(
+                lambda: launcher.run(plan), say=print, interrupted=lambda: pytest.fail("no run is there to stop")
+            )
     finally:
         signal.signal(signal.SIGINT, handler)
     [run] = launcher.runs()

@@ -97,9 +97,8 @@ def studied(run, monkeypatch):
 
     def follow(**options) -> list[str]:
         said: list[str] = []
-        monkeypatch.setattr("launcher.runner.to_its_end.start", lambda planned, **_: run)
         with pytest.raises(KeyboardInterrupt):
-            to_its_end(None, say=said.append, interrupted=lambda: said.append("stopping"), **options)
+            to_its_end(lambda: run, say=said.append, interrupted=lambda: said.append("stopping"), **options)
         return said
 
     return follow
@@ -121,7 +120,6 @@ def test_ctrl_c_in_a_study_counts_where_python_drops_its_exception(run, studied,
 
 def test_a_limit_that_cannot_stop_the_job_at_first_stops_it_later_and_that_is_said_once(run, monkeypatch):
     asked: list[str] = []
-    monkeypatch.setattr("launcher.runner.to_its_end.start", lambda planned, **_: run)
     monkeypatch.setattr(
         "launcher.runner.run.Run.wait", lambda run, *_, **__: "Stopped" if len(asked) > 2 else "InProgress"
     )
@@ -133,13 +131,12 @@ def test_a_limit_that_cannot_stop_the_job_at_first_stops_it_later_and_that_is_sa
 
     monkeypatch.setattr("launcher.runner.run.Run.stop", stop)
     said: list[str] = []
-    ended = to_its_end(None, say=said.append, interrupted=lambda: None, until=lambda _: "long enough")
+    ended = to_its_end(lambda: run, say=said.append, interrupted=lambda: None, until=lambda _: "long enough")
     assert ended is run and asked == 3 * ["long enough"] and len(said) == 1
 
 
 def test_ctrl_c_while_a_limit_cannot_stop_the_job_tries_once_more(run, monkeypatch):
     asked: list[str] = []
-    monkeypatch.setattr("launcher.runner.to_its_end.start", lambda planned, **_: run)
     monkeypatch.setattr("launcher.runner.run.Run.wait", lambda run, *_, **__: "InProgress")
 
     def stop(run, reason: str) -> None:
@@ -151,17 +148,18 @@ def test_ctrl_c_while_a_limit_cannot_stop_the_job_tries_once_more(run, monkeypat
     monkeypatch.setattr("launcher.runner.run.Run.stop", stop)
     said: list[str] = []
     with pytest.raises(KeyboardInterrupt):
-        to_its_end(None, say=said.append, interrupted=lambda: said.append("stopping"), until=lambda _: "long enough")
+        to_its_end(
+            lambda: run, say=said.append, interrupted=lambda: said.append("stopping"), until=lambda _: "long enough"
+        )
     assert asked == ["long enough", "long enough", "Ctrl-C"] and "stopping" in said
 
 
 def test_a_limit_that_cannot_stop_the_job_is_reported_once(run, monkeypatch):
     refused_by(monkeypatch, expired)
     monkeypatch.setattr("launcher.runner.to_its_end.STOP_AGAIN", -1.0)
-    monkeypatch.setattr("launcher.runner.to_its_end.start", lambda planned, **_: run)
     said: list[str] = []
     with pytest.raises(launcher.UserError, match=f"{NAME} was NOT stopped and goes on"):
-        to_its_end(None, say=said.append, interrupted=lambda: None, until=lambda _: "long enough")
+        to_its_end(lambda: run, say=said.append, interrupted=lambda: None, until=lambda _: "long enough")
     assert said == []
 
 

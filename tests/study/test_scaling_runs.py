@@ -57,7 +57,8 @@ TINY += [
 
 def test_no_trial_goes_on_from_another_ones_checkpoint_or_from_the_trainings(monkeypatch):
     planned: list[launcher.Plan] = []
-    monkeypatch.setattr(engine, "to_its_end", lambda one, **_: planned.append(one))
+    monkeypatch.setattr(engine, "to_its_end", lambda begin, **_: begin())
+    monkeypatch.setattr(engine, "start", planned.append)
     values = {"name": "it", "script": "train_classifier.py", "hyperparameters": {"model": "resnet18"}}
     for job in (values, {**values, "checkpoints": "s3://bucket/it/"}, {**values, "checkpoints": "s3://bucket/it/"}):
         engine._to_its_end(engine._planned(launcher.from_values(job), "process"), lambda run: None, print)

@@ -75,7 +75,7 @@ def test_it_is_taken_for_its_trial(kept, run, state):
 def test_one_that_came_to_nothing_runs_again(kept, run, state, monkeypatch):
     run.state = state
     waited: list[Any] = []
-    monkeypatch.setattr(under_way, "to_its_end", lambda one, **_: waited.append(one))
+    monkeypatch.setattr(under_way, "to_its_end", lambda begin, **_: waited.append(begin()))
     assert kept.left([trial(2)], print) is None and run.stopped == []
     assert waited == [run] * (state == "Stopping"), "its hosts may be all that the quota allows"
 
@@ -115,11 +115,12 @@ def test_it_is_followed_before_any_other_trial_starts_and_noted_until_its_row_is
     """The file holds one: another trial would take its place, and a second kill would leave this one unknown."""
     followed, trials = [], [trial(1), trial(2)]
 
-    def to_its_end(planned, *, started, **_):
-        followed.append(planned)
-        started(planned)
-        planned.state = "Completed"
-        return planned
+    def to_its_end(begin, *, started, **_):
+        begun = begin()
+        followed.append(begun)
+        started(begun)
+        begun.state = "Completed"
+        return begun
 
     class Table:
         def add(self, key, measured, done) -> None:
@@ -127,6 +128,7 @@ def test_it_is_followed_before_any_other_trial_starts_and_noted_until_its_row_is
 
     monkeypatch.setattr(engine, "to_its_end", to_its_end)
     monkeypatch.setattr(engine, "_planned", lambda job, on: Elsewhere("new"))
+    monkeypatch.setattr(engine, "start", lambda planned: planned)
     question = SimpleNamespace(on="aws", measure=lambda done: {}, progress=lambda measured: "")
     begun: list[Any] = []
     failed = engine._run(trials, question, Table(), kept, (trials[1], run), print, begun)
@@ -150,9 +152,11 @@ def test_it_is_followed_before_any_other_trial_starts_and_noted_until_its_row_is
     ids=["its time", "an error", "a full disk"],
 )
 def test_a_trial_that_shows_nothing_says_why(kept, run, monkeypatch, outcome, told):
-    monkeypatch.setattr(engine, "to_its_end", lambda planned, **_: planned)
-    monkeypatch.setattr(engine, "_planned", lambda job, on: run)
+    monkeypatch.setattr(engine, "to_its_end", lambda begin, **_: begin())
+    monkeypatch.setattr(engine, "_planned", lambda job, on: None)
+    monkeypatch.setattr(engine, "start", lambda planned: run)
     run.state, run.outcome, run.result = outcome["state"], lambda: outcome, dict
     question = SimpleNamespace(on="aws", measure=lambda done: done.result()["settings"])
     [failed] = engine._run([trial(1)], question, None, kept, None, print, [])
     assert failed == f"1 hosts, repeat 1: {told}; launcher logs far"
+    assert not kept.file.exists(), "it is over"
