@@ -298,6 +298,23 @@ def test_two_jobs_under_way_do_not_share_a_prefix_for_their_checkpoints(sagemake
     assert launcher.check(launcher.plan(small, on="aws")).errors == ()
 
 
+def test_a_job_that_is_stopping_still_writes_its_last_checkpoint():
+    class Client:
+        def get_paginator(self, operation):
+            assert operation == "list_training_jobs"
+            return self
+
+        def paginate(self, StatusEquals):
+            return [{"TrainingJobSummaries": [{"TrainingJobName": StatusEquals}]}]
+
+        def describe_training_job(self, TrainingJobName):
+            return {"CheckpointConfig": {"S3Uri": f"s3://{BUCKET}/{TrainingJobName}/"}}
+
+    for state, refused in (("InProgress", True), ("Stopping", True), ("Stopped", False)):
+        found = [*checkpoint_prefix.check_users(f"s3://{BUCKET}/{state}", REGION, Client())]
+        assert [issue.found.partition(" ")[0] for issue in found] == [state] * refused
+
+
 LINKS = """
     import os, pathlib
     output = pathlib.Path(os.environ["SM_OUTPUT_DATA_DIR"], "algo-1")

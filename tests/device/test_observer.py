@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from launcher_observer import step_clock, torch_hooks
+from launcher_observer.made_things import MadeThings
+from launcher_observer.setups import Setups
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -123,3 +125,18 @@ def test_what_follows_the_training_takes_no_more_events_the_longer_it_lasts(gpu,
     windows = [line for line in lines if line["kind"] == "steps"]
     assert sum(window["extra"]["steps"] for window in windows) == windows[-1]["step"] == 16
     assert max(window["seconds"]["step"] for window in windows[1:]) < 0.2, "the last step ends with its optimizer's"
+
+
+def test_a_model_whose_first_weights_are_offloaded_trains_on_the_gpu_all_the_same(gpu):
+    made = MadeThings(torch, Setups())
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).to(gpu))
+    made.describe(torch.optim.SGD(model.parameters(), lr=0.1))
+    assert made.device is not None and made.device.type == gpu.type
+
+
+def test_one_whose_weights_all_are_trains_where_memory_was_used(monkeypatch):
+    for name, value in (("is_initialized", True), ("max_memory_allocated", 1), ("current_device", 1)):
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    made = MadeThings(torch, Setups())
+    made.describe(torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1))
+    assert str(made.device) == "cuda:1"

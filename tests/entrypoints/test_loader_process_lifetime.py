@@ -10,8 +10,10 @@ import textwrap
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from training.data import loader_processes
 from training.data.decode.decoding import BrokenImage
 from training.data.loader_serving import leave_the_cores
 from training.data.threads import AHEAD
@@ -172,6 +174,16 @@ def test_a_program_that_fails_within_an_iteration_says_why_and_nothing_else():
         printed, errors = started.communicate(timeout=120)
     assert started.returncode == 1 and errors == "the reason\n"
     wait_until(lambda: not is_there(int(printed)))
+
+
+def test_one_that_does_not_end_is_killed_and_waited_for():
+    """A signal takes its time too."""
+    asked: list[str] = []
+    process = SimpleNamespace(
+        join=lambda seconds: asked.append("join"), is_alive=lambda: True, kill=lambda: asked.append("kill")
+    )
+    loader_processes._end([SimpleNamespace(pipe=SimpleNamespace(close=lambda: asked.append("close")), process=process)])
+    assert asked == ["close", "join", "kill", "join"]
 
 
 # -- what goes wrong ---------------------------------------------------------------------------------------------------

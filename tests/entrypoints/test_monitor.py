@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -18,8 +19,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from launcher_observer.contract import node_name
-from launcher_observer.system import monitor
-from launcher_observer.system.background import MONITOR, RUN
+from launcher_observer.system import background, monitor
+from launcher_observer.system.background import FOLDER, MONITOR, PRESENT, RUN, locked
 from launcher_observer.system.monitor import FREE_BYTES, FULL_RATE_BYTES, Writer, interval_ms, slowed, system_monitor
 
 from tests.conftest import ROOT, has_ended, processes_of, wait_until
@@ -165,6 +166,48 @@ def test_one_that_comes_as_the_monitor_ends_has_a_monitor(fast, tmp_path):
         assert monitors(output)
         first.process.communicate()
         second.end()
+
+
+def test_who_comes_while_a_monitor_ends_is_present_when_it_has(tmp_path, monkeypatch):
+    (tmp_path / FOLDER).mkdir()
+    ending, other = (os.open(tmp_path / FOLDER / PRESENT, os.O_RDWR | os.O_CREAT) for _ in range(2))
+    assert locked(ending, fcntl.LOCK_EX)
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            os.close(ending)
+
+    monkeypatch.setattr(background, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: sum(waits)))
+    monkeypatch.setattr(background, "_start", lambda *_: None)
+    presence = background.Presence(tmp_path, quiet=True)
+    assert len(waits) == 3 and not locked(other, fcntl.LOCK_EX)
+    presence.leave()
+    assert locked(other, fcntl.LOCK_EX)
+    os.close(other)
+
+
+def test_a_monitor_that_ends_is_no_monitor_before_anybody_can_be_present(tmp_path):
+    """Who is present from then on starts another."""
+    code = """
+        import fcntl, os, sys
+        from launcher_observer.system import background, monitor
+        def end(code):
+            place = os.path.join(sys.argv[1], background.FOLDER, background.MONITOR)
+            print(background.locked(os.open(place, os.O_RDWR), fcntl.LOCK_EX), flush=True)
+            leave(code)
+        leave, os._exit, monitor.sample_while_needed = os._exit, end, lambda *_: None
+        monitor.main()
+    """
+    (tmp_path / FOLDER).mkdir()
+    (tmp_path / FOLDER / PRESENT).touch()
+    with open(tmp_path / FOLDER / MONITOR, "w+") as own:
+        assert locked(own.fileno(), fcntl.LOCK_EX)
+        command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path), "--starter=0"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "entrypoints")}
+        process = subprocess.Popen(command, stdin=own, stdout=subprocess.PIPE, text=True, env=environment)
+    assert process.communicate(timeout=60)[0] == "True\n"
 
 
 def test_sigterm_does_not_end_it_and_a_removed_run_does(fast, tmp_path):

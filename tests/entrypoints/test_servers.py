@@ -8,6 +8,7 @@ import signal
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -16,6 +17,7 @@ import ray
 import torch
 from PIL import Image
 from training.models import timm_models
+from training.servers import serving
 from training.servers.cluster import share
 from training.servers.groups import Groups, address_of, read_groups
 from training.servers.ray_node import RayNode, connected, is_reachable, node
@@ -170,6 +172,28 @@ def test_a_run_whose_images_another_host_prepares_ends_with_the_same_weights(dat
                 break
             time.sleep(0.2)
         assert run.left() == []
+
+
+def test_who_reads_that_a_serving_host_is_there_may_stop_it(tmp_path, monkeypatch):
+    groups = Groups("127.0.0.2", ("127.0.0.1",), ("127.0.0.2",), 1)
+    environment = SimpleNamespace(failure_file=tmp_path / "failure", output_data_dir=tmp_path)
+    told: list[tuple[str, bool]] = []
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    def stopped(*_) -> None:
+        raise serving._Stopped
+
+    monkeypatch.setattr(serving, "read_environment", lambda: environment)
+    monkeypatch.setattr(serving, "read_groups", lambda: groups)
+    monkeypatch.setattr(serving, "wait_for_head", stopped)
+    monkeypatch.setattr(
+        serving, "write_line", lambda line: told.append((line, signal.getsignal(signal.SIGTERM) is serving._stop))
+    )
+    try:
+        serving.serve(ClassifierSettings(**SETTINGS))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert told[0] == ("127.0.0.2 prepares images for 127.0.0.1", True) and len(told) == 2
 
 
 def test_a_serving_host_that_is_stopped_before_training_hosts_are_there_ends_at_once(data, tmp_path):

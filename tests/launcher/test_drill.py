@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import re
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 from textwrap import dedent
 
+import psutil
 import pytest
 
 import launcher
@@ -18,7 +20,7 @@ from launcher.runner import kills
 from launcher.runner.curves import _checksum, compare, curve, missing, other_file
 from launcher.runner.drill import Drill, _Series, drill
 from launcher.runner.kills import HOST, MACHINE, SERVER, STOP, WORKERS, Kill, kill, wait_for_a_checkpoint_under_way
-from tests.conftest import SLEEPER, assert_nothing_left, processes_of, wait_for_ready, wait_until
+from tests.conftest import SLEEPER, assert_nothing_left, has_ended, processes_of, wait_for_ready, wait_until
 from tests.launcher.test_store import recorded
 
 COUNTS = """
@@ -110,6 +112,29 @@ def test_a_kill_finds_the_processes_of_a_store_behind_a_symbolic_link(script_job
     kill(run, how, random.Random(0))
     assert run.wait(60) == "Failed"
     assert_nothing_left(run)
+
+
+def test_a_tree_whose_root_has_ended_meanwhile_leaves_nobody_suspended(monkeypatch):
+    with subprocess.Popen(["sh", "-c", "sleep 1000 & echo $!; wait"], stdout=subprocess.PIPE) as tree:
+        root, below = psutil.Process(tree.pid), psutil.Process(int(tree.stdout.readline()))
+        children, looks = psutil.Process.children, []
+
+        def once(process: psutil.Process, recursive: bool = False) -> list[psutil.Process]:
+            looks.append(process)
+            if len(looks) > 1:
+                raise psutil.NoSuchProcess(process.pid)
+            return children(process, recursive)
+
+        monkeypatch.setattr(psutil.Process, "children", once)
+        try:
+            with pytest.raises(psutil.NoSuchProcess):
+                kills._kill_tree(root)
+            wait_until(lambda: has_ended(below), what="the end of what it started")
+        finally:
+            for process in (tree, below):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+    kills._kill(root)  # it is no error that somebody was quicker
 
 
 def test_a_kill_that_finds_no_process_of_a_run_that_goes_on_says_so(script_job, monkeypatch):

@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 
 import launcher
+from launcher.backends.supervisor import on_a_full_disk
 from launcher.record import disk
+from launcher.record.records import RunFolder
 from tests.conftest import SLEEPER, assert_nothing_left, wait_for_ready
 from tests.launcher.test_commands import typed
+from tests.launcher.test_store import recorded
 
 FILLS = """
     import os, pathlib
@@ -87,6 +90,17 @@ def test_a_disk_that_has_room_again_when_the_run_has_failed_is_named_as_its_caus
     outcome = run.outcome()
     assert "No space left on device" in outcome["failure"] and outcome["cause"] == "the disk is full"
     assert "LAUNCHER_RUNS" in outcome["fix"] and outcome["saved"][0].endswith("checkpoints/step-1")
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_checkpoints_of_one_tick_of_the_clock_the_last_by_name_is_the_latest(monkeypatch, order):
+    folder = recorded("full-20260101-000000-abcd")
+    places = [folder.checkpoints("algo-1") / f"step-{step}" for step in (9, 10)]
+    for place in places:
+        place.mkdir(parents=True)
+        os.utime(place, ns=(1, 1))
+    monkeypatch.setattr(RunFolder, "complete_checkpoints", lambda *_: places[::order])
+    assert on_a_full_disk("", folder, "")["saved"][0].endswith("/step-10")
 
 
 def test_a_model_that_cannot_be_packed_is_not_saved_and_its_run_completed(script_job, small_disk):

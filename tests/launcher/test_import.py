@@ -362,6 +362,24 @@ def test_sdk_v3s_own_defaults_are_written_out():
     assert set(made.unread) == {"source_code.requirements", "with_retry_strategy"}
 
 
+def test_a_trainers_mode_is_that_of_its_channels_in_s3_also_of_those_that_are_uploaded():
+    head = "from sagemaker.train import ModelTrainer\nfrom sagemaker.train.configs import FileSystemDataSource, InputData, SourceCode\n"
+    text = """
+        trainer = ModelTrainer(source_code=SourceCode(source_dir='code', entry_script='t.py'), training_input_mode='FastFile')
+        disk = FileSystemDataSource(file_system_id='fs-0123456789abcdef0', file_system_type='FSxLustre', directory_path='/fsx/x')
+        trainer.train(input_data_config=[
+            InputData(channel_name='far', data_source='s3://b-c/1'), InputData(channel_name='here', data_source='data'),
+            InputData(channel_name='disk', data_source=disk),
+        ])
+        """
+    found = imported(text, head).values["inputs"]
+    assert {name: channel.get("mode") for name, channel in found.items()} == {
+        "far": "FastFile",
+        "here": "FastFile",
+        "disk": None,
+    }
+
+
 def test_an_expression_under_a_secrets_name_is_not_shown():
     made = imported(
         "PyTorch('t.py', environment={'DB_PASSWORD': wrap('hunter2hunter2')}, hyperparameters={'api_key': a + f('s3cr3t')})"

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 import launcher
+from launcher.prepare import processes
 from launcher.prepare.processes import spread
 from tests.conftest import wait_until
 
@@ -52,6 +53,20 @@ def test_an_error_comes_back_with_its_origin_and_the_other_workers_end():
 def test_a_worker_that_is_killed_is_a_mistake_with_a_fix():
     with pytest.raises(launcher.UserError, match="a worker process ended with SIGKILL\n.*--jobs"):
         list(spread(end_all, range(4), 2, lambda _: None))
+
+
+def test_so_is_one_that_is_killed_before_it_gets_work(monkeypatch):
+    start = processes._start
+
+    def killed():
+        connection, worker = start()
+        worker.kill()
+        worker.wait()
+        return connection, worker
+
+    monkeypatch.setattr(processes, "_start", killed)
+    with pytest.raises(launcher.UserError, match="a worker process ended with SIGKILL\n.*--jobs"):
+        list(spread(square, range(4), 2, lambda _: None))
 
 
 SCRIPT = """

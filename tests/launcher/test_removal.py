@@ -123,6 +123,19 @@ def test_a_run_whose_files_a_run_under_way_reads_stays_too(script_job, capsys, g
         run.wait(60)
 
 
+@pytest.mark.parametrize("of", ["disk", "store"])
+def test_what_is_read_in_a_store_behind_a_link_is_known_by_either_path(store, tmp_path, capsys, of):
+    """The store itself, which an input may be too, is no run."""
+    (tmp_path / "disk").mkdir()
+    store.symlink_to(tmp_path / "disk")
+    earlier = days_ago(40, "teacher")
+    inputs = {"all": {"folder": str(store)}, "cache": {"folder": str(tmp_path / of / earlier.name / "hosts")}}
+    run = recorded("reads-20260101-000000-aaaa", state="", job={"name": "reads", "inputs": inputs})
+    run.remote.write_text(json.dumps({"TrainingJobStatus": "InProgress"}))
+    assert main.main(["rm", earlier.name, "--yes"]) == 2
+    assert f"{run.name}, which is under way, uses {earlier.name}" in capsys.readouterr().err
+
+
 def test_a_run_that_sagemaker_has_not_ended_stays(capsys):
     run = days_ago(40, state="", backend="aws")
     run.remote.write_text(json.dumps({"TrainingJobStatus": "InProgress"}))

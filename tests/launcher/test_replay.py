@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -142,3 +143,20 @@ def test_a_record_keeps_whole_paths_of_its_inputs(script_job, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path / "there")
     assert launcher.replay(run.name).channels == launcher.attach(run.name).folder.read(run.folder.plan)["channels"]
     assert settings_of(job, ()) != settings, "trials of the other folder are no trials of this one"
+
+
+@pytest.mark.parametrize(
+    "kept", ["s3://bucket/it", {"s3": "s3://bucket/it", "path": "/opt/ml/kept"}], ids=["s3", "path"]
+)
+def test_a_replay_on_sagemaker_has_a_prefix_of_its_own_in_the_place_of_its_run(kept):
+    run = recorded("it-20260101-000000-abcd", backend="aws")
+    run.job.write_text(json.dumps({"name": "it", "script": "train.py", "source": "code", "checkpoints": kept}))
+    run.code.mkdir()
+    (run.code / "train.py").touch()
+    made = launcher.replay(run.name).job.checkpoints
+    assert re.fullmatch(r"s3://bucket/replay-[0-9a-f]{8}/it", made.s3)
+    assert made.path == (kept["path"] if isinstance(kept, dict) else None)
+    elsewhere = launcher.replay(
+        run.name, ["checkpoints.s3=s3://bucket/else" if made.path else "checkpoints=s3://bucket/else"]
+    )
+    assert (elsewhere.job.checkpoints.s3, elsewhere.job.checkpoints.path) == ("s3://bucket/else", made.path)

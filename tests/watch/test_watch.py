@@ -11,6 +11,7 @@ import subprocess
 import sys
 import termios
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -18,6 +19,7 @@ import pytest
 import launcher
 from launcher.commands import watch
 from launcher.config.redaction import redact_command
+from launcher.runner import watch as runner
 from tests.conftest import as_in_a_terminal, has_ended, wait_until
 from tests.watch.commands import LAUNCHER, OURS, Terminal, environment, the_run, typed, watched
 
@@ -111,6 +113,39 @@ def test_each_signal_reaches_the_command_once(to):
     got += process.stdout.readlines()
     assert got == [b"got 2\n", b"got 15\n", b"got 10\n"] and process.wait(60) == 9
     assert the_run().outcome()["stop_reason"] == "Ctrl-C"
+
+
+def test_a_relay_that_had_no_core_is_waited_for(tmp_path, monkeypatch):
+    """Else the command would get a second time what its group got, from the launcher."""
+    with runner._Output(tmp_path / "log") as output:
+        relay, ask = output._relay, output._relay.send_signal
+        relay.send_signal(signal.SIGSTOP)
+
+        def asked(number: int) -> None:
+            ask(number)
+            ask(signal.SIGCONT)
+
+        monkeypatch.setattr(relay, "send_signal", asked)
+        ask(signal.SIGTERM)
+        try:
+            assert output.heard_by_group() >= {signal.SIGTERM}
+        finally:
+            ask(signal.SIGCONT)
+            output.given()  # by which it ends
+            output.drain()
+
+
+def test_a_signal_that_comes_before_the_command_is_there_ends_it():
+    """In the fork, whose handlers are the launcher's until then."""
+    code = """
+import os, signal
+from launcher.runner import watch
+signal.signal(signal.SIGTERM, lambda *_: None)
+mask = signal.pthread_sigmask(signal.SIG_BLOCK, watch.PASSED_ON)
+os.kill(os.getpid(), signal.SIGTERM)
+watch._become_the_command(mask)
+"""
+    assert subprocess.run([sys.executable, "-c", code], env=environment()).returncode == -signal.SIGTERM
 
 
 def test_a_signal_that_is_ignored_stays_ignored():
@@ -255,6 +290,15 @@ def test_launcher_stop_reaches_what_a_shell_runs(tmp_path):
     assert (run.state, run.outcome()["stop_reason"]) == ("Stopped", "tested")
 
 
+def test_a_shell_is_asked_to_end_before_what_it_runs(monkeypatch):
+    """Else it begins its next line."""
+    asked: list[str] = []
+    below = SimpleNamespace(terminate=lambda: asked.append("training"))
+    monkeypatch.setattr(runner, "_below_shells", lambda shell: [below])
+    runner._terminate(SimpleNamespace(pid=os.getpid(), terminate=lambda: asked.append("shell")))
+    assert asked == ["shell", "training"]
+
+
 TRAINS = [
     "-c",
     "import os, signal, sys\n"
@@ -346,8 +390,9 @@ def test_secrets_of_a_command_line_are_redacted():
         '{"password": "hunter2"}',
         "python login.py --password hunter2 && WANDB_API_KEY=abc python train.py",
         '{"password": 123456}',
+        "echo it's on && python login.py --password hunter2",
     ]
-    assert redact_command(["bash", "-c", *within]) == ["bash", "-c", *["***"] * 5]
+    assert redact_command(["bash", "-c", *within]) == ["bash", "-c", *["***"] * 6]
     assert redact_command(["+db.password=$ecr3t"]) == ["+db.password=***"], "Hydra's"
     harmless = ["python train.py --lr 0.1 && echo 'done'", '{"lr": 0.1, "name": "it\'s"}', "it's", ""]
     assert redact_command(harmless) == harmless

@@ -1,0 +1,17 @@
+"""What the hooks saw waits until the clock is told of it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from launcher_observer.events import FULL, Events
+
+
+def test_no_more_wait_than_are_kept_where_nobody_settles_them():
+    """As those of a model that is used when its training is over."""
+    told: list[int] = []
+    events = Events(SimpleNamespace(), lambda error: told.append(-1))
+    events.at_once = False
+    for number in range(FULL + 1):
+        events.add(None, told.append, number)
+    assert told == [*range(FULL)]
