@@ -69,9 +69,10 @@ quickstart: $(INSTALLED)
 	@echo "      all runs, and one of them  $(LAUNCHER) runs    $(LAUNCHER) show quickstart"
 	@echo "      a real ViT as the teacher, images without labels, many students of one pass    docs/distillation.md"
 
+# on the stand-in GPU by file: the ranks and runs that a file's tests share are made once
 test: $(INSTALLED) lint
 	.ci/browser
-	$(PYTEST) tests/device
+	$(PYTEST) --dist loadfile tests/device
 	$(PYTEST) --ignore=tests/device -m "not slow"
 
 test-slow: $(INSTALLED)

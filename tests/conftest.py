@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -44,6 +45,12 @@ def thin_out(folder: Path, keep: int) -> None:
     for place, _, files in os.walk(folder):
         for name in sorted(files)[keep:]:
             os.unlink(os.path.join(place, name))
+
+
+def pytest_collection_finish() -> None:
+    """Torch, the SDK and the rest live as long as this process: the collector need not look at them again and again, 0.3 s each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

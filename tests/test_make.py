@@ -8,7 +8,7 @@ import shlex
 from tests.conftest import ROOT
 
 TARGETS = {
-    "test": [["tests/device"], ["--ignore=tests/device", "-m", "not slow"]],
+    "test": [["--dist", "loadfile", "tests/device"], ["--ignore=tests/device", "-m", "not slow"]],
     "test-slow": [
         ["--ignore=tests/device", "-m", "slow and not alone"],
         ["--ignore=tests/device", "-m", "slow and alone"],

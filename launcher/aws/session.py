@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import socket
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -59,11 +60,22 @@ def client(service: str, region: str) -> Any:
 
 @functools.lru_cache(maxsize=32)
 def _client(service: str, region: str, account: tuple[str | None, ...]) -> Any:
-    made = boto_session(region)
-    from botocore.config import Config
+    with _ONE_BY_ONE:
+        made = _session(region, account)
+        from botocore.config import Config
 
-    retries = {"mode": "adaptive", "max_attempts": MAX_ATTEMPTS}
-    return made.client(service, config=Config(retries=retries, connect_timeout=10, read_timeout=60))
+        retries = {"mode": "adaptive", "max_attempts": MAX_ATTEMPTS}
+        return made.client(service, config=Config(retries=retries, connect_timeout=10, read_timeout=60))
+
+
+@functools.lru_cache(maxsize=8)
+def _session(region: str, account: tuple[str | None, ...]) -> Any:
+    """One for all services: each session reads the list of AWS's endpoints, which takes longer than a client."""
+    return boto_session(region)
+
+
+_ONE_BY_ONE = threading.Lock()
+"""Threads may share clients, and no session: https://boto3.amazonaws.com/v1/documentation/api/latest/guide/session.html"""
 
 
 def other_partition(region: str) -> str:
@@ -114,6 +126,7 @@ def account_in(arn: str) -> str:
 def forget_clients() -> None:
     """Drop cached clients, so that renewed credentials are read."""
     _client.cache_clear()
+    _session.cache_clear()
 
 
 def code(error: BaseException) -> str:

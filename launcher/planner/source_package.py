@@ -324,7 +324,7 @@ def check_archive(files: Sequence[SourceFile]) -> list[Issue]:
         return issues
     for file in files:
         content = file.read()
-        for kind, start in secrets_in_text(content).items():
+        for kind, start in _secrets_in(content).items():
             line = content[:start].count(b"\n") + 1
             issues.append(
                 Issue(
@@ -334,6 +334,17 @@ def check_archive(files: Sequence[SourceFile]) -> list[Issue]:
                 )
             )
     return issues
+
+
+_JUDGED: dict[bytes, dict[str, int]] = {}
+"""SHA-256 of a file's content -> what in it looks like a secret: a study or a notebook plans the same code again and again."""
+
+
+def _secrets_in(content: bytes) -> dict[str, int]:
+    digest = hashlib.sha256(content).digest()
+    if digest not in _JUDGED:
+        _JUDGED[digest] = secrets_in_text(content)
+    return _JUDGED[digest]
 
 
 def _listed(folder: Path, data: Collection[str] = ()) -> tuple[list[str], set[str]]:

@@ -141,7 +141,11 @@ def write(plan: Plan, folder: RunFolder) -> None:
 
 def installed_versions() -> dict[str, str]:
     """Versions of Python, the system and every installed package, by name."""
-    packages = {item.metadata["Name"]: item.version for item in distributions() if item.metadata["Name"]}
+    packages: dict[str, str] = {}
+    for item in distributions():
+        values = item.metadata  # which reads its file each time
+        if values["Name"]:
+            packages.setdefault(values["Name"], values["Version"])  # the first on the path is the one that is imported
     return {
         "python": platform.python_version(),
         "system": platform.platform(),

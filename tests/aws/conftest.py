@@ -14,6 +14,7 @@ import botocore.exceptions
 import pytest
 
 import launcher
+import tests.read_once  # noqa: F401 - once a process
 from launcher.aws import follow, session
 from launcher.emulator import Emulator
 from launcher.runner import run as running
@@ -48,14 +49,9 @@ class Sent(Exception):
 @functools.cache
 def sagemaker_session(region: str) -> Any:
     """A session of the real SDK whose CreateTrainingJob stops after botocore took the parameters, before anything is sent."""
-    import boto3
-    import sagemaker.utils
+    import sagemaker
 
     from launcher.aws.estimator import NO_TELEMETRY
-
-    sagemaker.utils.validate_sagemaker_config = lambda _config: (
-        None
-    )  # it judges our constant 19 times an estimator: 2 s
 
     def stop(params: dict[str, Any], **_: Any) -> None:
         raise Sent(dict(params))

@@ -81,6 +81,16 @@ def test_the_record_can_be_read_while_aws_does_not_answer(sagemaker_job, monkeyp
     assert offline.wait(60) == "Stopped"
 
 
+def test_the_clients_of_an_account_share_a_session_until_its_credentials_are_renewed(connected, monkeypatch):
+    made, new = [], session.boto_session
+    monkeypatch.setattr(session, "boto_session", lambda region: made.append(region) or new(region))
+    assert len({id(session.client(service, REGION)) for service in ("sts", "s3", "sts", "iam")}) == 3
+    assert made == [REGION]
+    session.forget_clients()
+    session.client("sts", REGION)
+    assert made == [REGION, REGION]
+
+
 @pytest.mark.slow
 def test_two_followers_of_one_run_write_each_line_once(sagemaker_job):
     text = "import time\nfor number in range(60):\n    print(f'line {number}', flush=True)\n    time.sleep(0.1)\n"

@@ -10,6 +10,7 @@ import textwrap
 import boto3
 import pytest
 
+import tests.read_once  # noqa: F401 - once a process
 from launcher.emulator import Emulator
 from tests.conftest import wait_until
 

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import boto3
 
+import tests.read_once  # noqa: F401 - once a process
 from launcher.aws import estimator
 from launcher.backends import docker, docker_engine
 from launcher.config.job import Job
