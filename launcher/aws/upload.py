@@ -15,7 +15,7 @@ from launcher.config.file_trees import walk
 from launcher.config.issues import mistake
 from launcher.config.job import Job
 from launcher.planner.plan import Plan, Upload
-from launcher.planner.source_package import archive
+from launcher.planner.source_package import GZIP_LEVEL, archive
 from launcher.record.records import RunFolder
 from launcher.show.text import counted, file_size
 
@@ -98,7 +98,7 @@ def upload(plan: Plan, client: Any, say: Callable[[str], None]) -> None:
 def upload_record(plan: Plan, folder: RunFolder, client: Any) -> None:
     """Upload the run's record beside its output. Raises botocore's errors."""
     packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+    with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=GZIP_LEVEL) as tar:
         for file in (
             *(folder.job, folder.plan, folder.request, folder.git, folder.git_patch),
             *(folder.versions, folder.files, folder.code),

@@ -77,6 +77,9 @@ LINK_TO_FOLDER, OTHER_REPOSITORY = "a link to a folder", "a repository of its ow
 MAX_FILES = 10_000
 """More files than this, and the folder is not a source folder."""
 
+GZIP_LEVEL = 6
+"""As of the gzip command. Python's own default, 9, takes 2.5 times as long for 0.6 % less of this kit's code."""
+
 MAX_ARCHIVE_BYTES = 100 * 2**20
 """More than this is data, which belongs in an input channel: every host fetches the archive before it starts."""
 
@@ -294,7 +297,7 @@ def archive(files: Sequence[SourceFile]) -> bytes:
     """The files as a tar.gz: the same bytes for the same files, at any time and place."""
     packed = io.BytesIO()
     with (
-        gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, filename="") as compressed,
+        gzip.GzipFile(fileobj=packed, mode="wb", compresslevel=GZIP_LEVEL, mtime=0, filename="") as compressed,
         tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as tar,
     ):
         for file in sorted(files, key=lambda file: file.path):
