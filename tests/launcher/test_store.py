@@ -18,7 +18,7 @@ import launcher
 from launcher.commands import main
 from launcher.record import records
 from launcher.record.records import RunFolder
-from launcher.runner.start_record import STARTING
+from launcher.runner.start_record import STARTING, installed_versions
 from launcher.show.terminal import neutralised
 from tests.conftest import ROOT
 
@@ -277,6 +277,15 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path):
     with pytest.raises(UnicodeEncodeError):
         records.write_atomically(file, "\udc80")
     assert file.read_text() == "old" and [*tmp_path.iterdir()] == [file]
+
+
+def test_of_a_package_that_is_installed_twice_the_imported_version_is_recorded(tmp_path, monkeypatch):
+    for place in ("1.0", "2.0"):
+        (tmp_path / place / f"twice-{place}.dist-info").mkdir(parents=True)
+        (tmp_path / place / f"twice-{place}.dist-info/METADATA").write_text(f"Name: twice\nVersion: {place}\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "1.0"), *sys.path, str(tmp_path / "2.0")])
+    found = installed_versions()
+    assert found["twice"] == "1.0" and {"python", "system", "torch"} <= {*found}
 
 
 def test_a_terminal_gets_colours_and_no_other_control_sequence():
