@@ -43,8 +43,8 @@ VENV := .venv
 INSTALLED := $(VENV)/.installed
 LAUNCHER := $(VENV)/bin/launcher
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n : 4)))
-TESTS := -m pytest -n $(WORKERS) --dist worksteal
-PYTEST := $(VENV)/bin/python $(TESTS)
+TESTS = -m pytest -n $(WORKERS) --dist worksteal
+PYTEST = $(VENV)/bin/python $(TESTS)
 ALONE := $(VENV)/bin/python -m pytest
 OLDEST := .venv-oldest
 SMDEBUG := .venv-smdebug
@@ -69,7 +69,9 @@ quickstart: $(INSTALLED)
 	@echo "      all runs, and one of them  $(LAUNCHER) runs    $(LAUNCHER) show quickstart"
 	@echo "      a real ViT as the teacher, images without labels, many students of one pass    docs/distillation.md"
 
-# on the stand-in GPU by file: the ranks and runs that a file's tests share are made once
+# one worker more than cores, as these tests wait for a third of their time; those on the stand-in GPU by file: the ranks and runs that a file's
+# tests share are made once
+test: WORKERS := $(shell echo $$(($(WORKERS) + 1)))
 test: $(INSTALLED) lint
 	.ci/browser
 	$(PYTEST) --dist loadfile tests/device
