@@ -39,6 +39,7 @@ TESTS = [
         "compute_rule",
         "data_rule",
         "serving_rule",
+        "serving_numbers",
         "feeding_rule",
         "pauses_rule",
         "neighbours",
