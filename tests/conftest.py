@@ -48,7 +48,7 @@ def thin_out(folder: Path, keep: int) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Torch, the SDK and the rest live as long as this process: the collector need not look at them again and again, 0.3 s each time."""
+    """Torch, the SDK and all else that is imported live as long as this process: the garbage collector need not look at them again."""
     gc.collect()
     gc.freeze()
 

@@ -41,6 +41,9 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MAX_ATTEMPTS = 8
 """Attempts of one call."""
 
+ONE_AT_A_TIME = threading.Lock()
+"""Threads may share clients, but no session: https://boto3.amazonaws.com/v1/documentation/api/latest/guide/session.html"""
+
 
 def boto_session(region: str) -> Any:
     """A new boto3 session, with credentials read again. Raises UserError where boto3 is not installed."""
@@ -55,12 +58,16 @@ def boto_session(region: str) -> Any:
 
 def client(service: str, region: str) -> Any:
     """A cached client with retries, for the account and endpoint of the environment."""
-    return _client(service, region, tuple(os.environ.get(name) for name in ACCOUNT_VARIABLES))
+    return _client(service, region, _account_variables())
+
+
+def _account_variables() -> tuple[str | None, ...]:
+    return tuple(os.environ.get(name) for name in ACCOUNT_VARIABLES)
 
 
 @functools.lru_cache(maxsize=32)
 def _client(service: str, region: str, account: tuple[str | None, ...]) -> Any:
-    with _ONE_BY_ONE:
+    with ONE_AT_A_TIME:
         made = _session(region, account)
         from botocore.config import Config
 
@@ -70,23 +77,20 @@ def _client(service: str, region: str, account: tuple[str | None, ...]) -> Any:
 
 @functools.lru_cache(maxsize=8)
 def _session(region: str, account: tuple[str | None, ...]) -> Any:
-    """One for all services: each session reads the list of AWS's endpoints, which takes longer than a client."""
+    """One for all services, as each session reads the list of AWS's endpoints. Only within ONE_AT_A_TIME."""
     return boto_session(region)
-
-
-_ONE_BY_ONE = threading.Lock()
-"""Threads may share clients, and no session: https://boto3.amazonaws.com/v1/documentation/api/latest/guide/session.html"""
 
 
 def other_partition(region: str) -> str:
     """How the partition that a region lies in is called behind AWS's own, such as -cn; "" for that. Each has credentials of its own."""
-    import boto3
-    import botocore.exceptions
+    with ONE_AT_A_TIME:
+        made = _session(region, _account_variables())
+        import botocore.exceptions
 
-    try:
-        return str(boto3.Session().get_partition_for_region(region)).removeprefix("aws")
-    except botocore.exceptions.UnknownRegionError:
-        return ""
+        try:
+            return str(made.get_partition_for_region(region)).removeprefix("aws")
+        except botocore.exceptions.UnknownRegionError:
+            return ""
 
 
 def emulator() -> str:

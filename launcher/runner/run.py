@@ -368,7 +368,8 @@ def probed(
     on: str = backends.DEFAULT,
     say: Callable[[str], None] = lambda text: None,
 ) -> Diagnosis:
-    """The diagnosis of a run with its probe: its job again on this machine, for two minutes at most."""
+    """Diagnose a run with a probe: its job again on this machine, for two minutes at most. The arguments and errors are those of
+    `launcher.diagnose`."""
     planned, observed = probes.planned(source, overrides, on=on), diagnose.diagnose(source).measurements
 
     def started(run: Run) -> None:

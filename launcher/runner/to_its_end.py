@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from launcher.backends.interrupts import deferred, remembered
 from launcher.config.issues import UserError
@@ -31,7 +31,7 @@ def to_its_end(
     *,
     say: Callable[[str], None],
     interrupted: Callable[[], None],
-    started: Callable[[AnyRun], Any] = lambda run: None,
+    started: Callable[[AnyRun], None] = lambda run: None,
     until: Callable[[AnyRun], str] = lambda run: "",
 ) -> AnyRun:
     """Start a run and wait until it is over. An interrupt, or any other exception, stops the run first.

@@ -14,7 +14,7 @@ import botocore.exceptions
 import pytest
 
 import launcher
-import tests.read_once  # noqa: F401 - once a process
+import tests.read_once  # noqa: F401 - imported for its effect
 from launcher.aws import follow, session
 from launcher.emulator import Emulator
 from launcher.runner import run as running

@@ -10,7 +10,7 @@ import textwrap
 import boto3
 import pytest
 
-import tests.read_once  # noqa: F401 - once a process
+import tests.read_once  # noqa: F401 - imported for its effect
 from launcher.emulator import Emulator
 from tests.conftest import wait_until
 

@@ -177,7 +177,7 @@ def test_a_run_whose_images_another_host_prepares_ends_with_the_same_weights(dat
 def test_who_reads_that_a_serving_host_is_there_may_stop_it(tmp_path, monkeypatch):
     groups = Groups("127.0.0.2", ("127.0.0.1",), ("127.0.0.2",), 1)
     environment = SimpleNamespace(failure_file=tmp_path / "failure", output_data_dir=tmp_path)
-    told: list[tuple[str, bool]] = []
+    lines: list[tuple[str, bool]] = []
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def stopped(*_) -> None:
@@ -187,13 +187,13 @@ def test_who_reads_that_a_serving_host_is_there_may_stop_it(tmp_path, monkeypatc
     monkeypatch.setattr(serving, "read_groups", lambda: groups)
     monkeypatch.setattr(serving, "wait_for_head", stopped)
     monkeypatch.setattr(
-        serving, "write_line", lambda line: told.append((line, signal.getsignal(signal.SIGTERM) is serving._stop))
+        serving, "write_line", lambda line: lines.append((line, signal.getsignal(signal.SIGTERM) is serving._stop))
     )
     try:
         serving.serve(ClassifierSettings(**SETTINGS))
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert told[0] == ("127.0.0.2 prepares images for 127.0.0.1", True) and len(told) == 2
+    assert lines[0] == ("127.0.0.2 prepares images for 127.0.0.1", True) and len(lines) == 2
 
 
 def test_a_serving_host_that_is_stopped_before_training_hosts_are_there_ends_at_once(data, tmp_path):

@@ -10,18 +10,12 @@ from launcher.insight.findings import Finding
 from launcher.insight.measurements import Measurements, Series
 from tests.insight.planted import plant
 from tests.insight.test_rules import CPU, SERVERS, gpu_step
-from tests.insight.test_serving_rule import found, planted, with_facts
-
-
-def without_groups(measured: Measurements, **facts: object) -> Measurements:
-    known = {name: value for name, value in measured.facts.items() if "serving" not in name}
-    return dataclasses.replace(measured, facts={**known, **facts})
-
+from tests.insight.test_serving_rule import found, planted, with_facts, without_groups
 
 # Servers
 
 
-def test_what_servers_did_is_said_in_images_threads_and_failures():
+def test_what_servers_did_is_said_in_threads_images_and_bytes():
     finding = found("too_few_servers", planted(1.0, hosts=2, milliseconds=38.0, alone=0.1))
     # 256 images of 150 kB in 1.246 s, of which servers make nine tenths
     assert finding.evidence[2:5] == (
@@ -32,33 +26,29 @@ def test_what_servers_did_is_said_in_images_threads_and_failures():
 
 
 @pytest.mark.parametrize("failures", [0, 3])
-def test_failures_are_told_where_there_were_some(failures):
+def test_failures_are_reported_where_there_were_some(failures):
     finding = found("too_few_servers", planted(1.0, milliseconds=48.0, alone=0.25, failures=failures))
     said = [one for one in finding.evidence if "servers failed" in one]
     assert said == (["servers failed: 3; images made by the training processes: 12,800"] if failures else [])
 
 
 @pytest.mark.parametrize("alone", [0.0, 0.1])
-@pytest.mark.parametrize("known", ["groups", "names", "nothing"])
-def test_exactly_the_threads_that_are_needed_are_asked_for(known, alone):
+@pytest.mark.parametrize(
+    ("known", "hosts", "each", "cores"),
+    [
+        ({}, "hosts with 40 cores in all that serve", "", 40),
+        ({"serving_hosts": ["algo-2", "algo-3"]}, "10 hosts that serve instead of 2", ", and a host has 4", 20),
+        (None, 10, ", and a host has 4", 20),
+    ],
+    ids=["nothing", "names", "groups"],
+)
+def test_exactly_the_threads_that_are_needed_are_asked_for(known, hosts, each, cores, alone):
     """Of 1,041 images/s, which steps take that wait for none, each takes 38.4375 ms of a thread: 40 threads, on hosts that have 4."""
     measured = planted(1.0, hosts=2, milliseconds=38.4375, alone=alone)
-    if known != "groups":
-        names = {"serving_hosts": ["algo-2", "algo-3"]} if known == "names" else {}
-        measured = without_groups(measured, **names)
-    hosts, instance, *_ = found("too_few_servers", measured).fixes
+    more, larger, *_ = found("too_few_servers", measured if known is None else without_groups(measured, **known)).fixes
     need = "steps that wait for nothing take 1041 images/s; at 38.4 ms of a thread each these need 40.0 threads"
-    assert hosts.why == (need if known == "nothing" else f"{need}, and a host has 4")
-    assert (
-        hosts.value
-        == {
-            "groups": 10,
-            "names": "10 hosts that serve instead of 2",
-            "nothing": "hosts with 40 cores in all that serve",
-        }[known]
-    )
-    cores = 40 if known == "nothing" else 20
-    assert instance.value == f"an instance type with {cores} cores, for no more serving hosts than now"
+    assert (more.value, more.why) == (hosts, need + each)
+    assert larger.value == f"an instance type with {cores} cores, for no more serving hosts than now"
 
 
 def test_servers_that_would_do_and_that_steps_wait_for_get_one_core_more():
@@ -138,9 +128,7 @@ def receiving(measured: Measurements) -> Finding:
 
 
 def test_exactly_the_processes_that_receive_what_steps_take_are_asked_for():
-    finding = receiving(
-        receiving_bound(0.574, 0.9, batch=258)
-    )  # 70 % of a step waits: three times 0.9 of a thread's time
+    finding = receiving(receiving_bound(0.574, 0.9, batch=258))  # 70 % of a step waits: 0.9 / 0.3 processes
     assert finding.fixes[0].value == 3 and "receiving 0.30" in finding.gain.formula
     assert "the training process 0.30, the servers 0.04" in finding.gain.formula
 

@@ -1,4 +1,4 @@
-"""How many secrets in 100 files are found, and how many of 100 files without one are suspected."""
+"""How many secrets in 100 files are found, and how many of 100 files without one are suspected; and what is redacted."""
 
 from __future__ import annotations
 
@@ -162,3 +162,23 @@ def test_a_variable_whose_value_is_a_token_is_redacted_whatever_its_name():
     token = "ghp_" + "a1B2" * 9
     shown = redaction.redact({"MINE": token, "URL": "https://a:b1c2@host", "COMMIT": "3f" * 20, "PLAIN": "text"})
     assert shown == {"MINE": "***", "URL": "***", "COMMIT": "3f" * 20, "PLAIN": "text"}
+
+
+def test_secrets_of_a_command_line_are_redacted():
+    words = ["train.py", "--lr", "0.1", "--num_tokens", "5", "--api-key", "abc", "--password=abc", "HF_TOKEN=abc", "-x"]
+    assert redaction.redact_command([*words, "https://me:abcd@host/x", "sh -c 'WANDB_API_KEY=abc python'"]) == [
+        *("train.py", "--lr", "0.1", "--num_tokens", "5", "--api-key", "***", "--password=***", "HF_TOKEN=***", "-x"),
+        *("***", "***"),
+    ]
+    within = [
+        "python login.py --password hunter2 && python train.py",
+        "python train.py --api-key s3cr3t",
+        '{"password": "hunter2"}',
+        "python login.py --password hunter2 && WANDB_API_KEY=abc python train.py",
+        '{"password": 123456}',
+        "echo it's on && python login.py --password hunter2",
+    ]
+    assert redaction.redact_command(["bash", "-c", *within]) == ["bash", "-c", *["***"] * 6]
+    assert redaction.redact_command(["+db.password=$ecr3t"]) == ["+db.password=***"], "Hydra's"
+    harmless = ["python train.py --lr 0.1 && echo 'done'", '{"lr": 0.1, "name": "it\'s"}', "it's", ""]
+    assert redaction.redact_command(harmless) == harmless

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import boto3
 
-import tests.read_once  # noqa: F401 - once a process
+import tests.read_once  # noqa: F401 - imported for its effect
 from launcher.aws import estimator
 from launcher.backends import docker, docker_engine
 from launcher.config.job import Job

@@ -1,4 +1,4 @@
-"""What the hooks saw waits until the clock is told of it."""
+"""Events wait until they are reported to the clock."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from launcher_observer.events import FULL, Events
 
 def test_no_more_wait_than_are_kept_where_nobody_settles_them():
     """As those of a model that is used when its training is over."""
-    told: list[int] = []
-    events = Events(SimpleNamespace(), lambda error: told.append(-1))
+    reported: list[int] = []
+    events = Events(SimpleNamespace(), lambda error: reported.append(-1))
     events.at_once = False
     for number in range(FULL + 1):
-        events.add(None, told.append, number)
-    assert told == [*range(FULL)]
+        events.add(None, reported.append, number)
+    assert reported == [*range(FULL)]

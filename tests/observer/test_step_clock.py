@@ -1,4 +1,4 @@
-"""Steps as the hooks tell them one by one, where a loop's order of them is rare."""
+"""The step clock, on events in an order that is rare."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ OUTER, INNER, OTHER = 1, 2, 3
 """Optimizers: a wrapper's step takes that of the one within, and one that fails."""
 
 
-class Told:
-    """A training that tells its clock what happens; each takes a second."""
+class Training:
+    """Reports its events to a clock; each takes a second."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
@@ -44,16 +44,16 @@ class Told:
 
 
 def test_a_step_that_failed_is_left_out_once_also_where_the_next_one_holds_another():
-    told = Told()
-    told.batch()
-    told.backward()
-    told.fails(OTHER)
+    training = Training()
+    training.batch()
+    training.backward()
+    training.fails(OTHER)
     for _ in range(3):
-        told.batch()
-        told.backward()
-        told.optimizer(OUTER, INNER)
-    told.clock.close()
-    assert [(step.number, step.batches, step.samples, step.optimizers) for step in told.steps] == [
+        training.batch()
+        training.backward()
+        training.optimizer(OUTER, INNER)
+    training.clock.close()
+    assert [(step.number, step.batches, step.samples, step.optimizers) for step in training.steps] == [
         (number, 1, 8, [OUTER]) for number in (1, 2, 3)
     ]
-    assert [step.data_wait for step in told.steps] == [1.0] * 3
+    assert [step.data_wait for step in training.steps] == [1.0] * 3
