@@ -2,7 +2,6 @@
 # make test         set up .venv, lint, then run the tests that are not slow (no Docker), as many at a time as there are cores, 4 at most (WORKERS=…)
 # make test-slow    set up .venv, then run the slow tests: more whole runs, longer searches, the notebooks, and those that need quiet cores alone (no Docker)
 # make lint         ruff, and mypy over launcher/ and entrypoints/
-# make test-debian  quickstart's smoke, runs on the emulator, attach and archives on Debian's own /usr/bin/python3 (.venv-debian)
 # make audit        known vulnerabilities of the pinned packages; says so where PyPI's data are not at hand (.venv-audit)
 # make compat       the entry scripts' and the observer's tests on the oldest packages that they run on (.venv-oldest, Python 3.10 or 3.11), then on .venv's
 # make compat-smdebug   smdebug's own readers (.venv-smdebug, Python 3.10 or 3.11) open what our monitor wrote
@@ -50,11 +49,13 @@ OLDEST := .venv-oldest
 SMDEBUG := .venv-smdebug
 SDK_V3 := .venv-v3
 OTHERS := .venv-others
-DEBIAN := .venv-debian
 AUDIT := .venv-audit
 OLDEST_PYTHON ?= $(shell PYENV_VERSION=3.10 python3.10 -c 'import sys; print(sys.executable)' 2>/dev/null || echo $(PYTHON))
 
-.PHONY: quickstart test test-slow test-debian audit compat compat-smdebug compat-v3 lint at-scale bench bench-kd bench-kd-vit bench-views bench-students bench-bank bench-pixels bench-training bench-scaling bench-input bench-insight bench-planted bench-planted-busy bench-planted-others bench-planted-foreign bench-remote bench-workers bench-tune mutants notebooks test-notebooks gpu gpu-if-any drill image image-base image-training test-docker clean
+# some shells and images set it: then each of the many processes that tests start would compile this kit's modules anew
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: quickstart test test-slow audit compat compat-smdebug compat-v3 lint at-scale bench bench-kd bench-kd-vit bench-views bench-students bench-bank bench-pixels bench-training bench-scaling bench-input bench-insight bench-planted bench-planted-busy bench-planted-others bench-planted-foreign bench-remote bench-workers bench-tune mutants notebooks test-notebooks gpu gpu-if-any drill image image-base image-training test-docker clean
 
 quickstart: $(INSTALLED)
 	$(LAUNCHER) prepare digits data/digits
@@ -80,11 +81,6 @@ test-slow: $(INSTALLED)
 	.ci/browser
 	$(PYTEST) --ignore=tests/device -m "slow and not alone"
 	$(ALONE) --ignore=tests/device -m "slow and alone"
-
-test-debian: $(DEBIAN)/.installed
-	$(DEBIAN)/bin/launcher prepare digits data/digits
-	$(DEBIAN)/bin/launcher run configs/quickstart_teacher.yaml --smoke
-	$(DEBIAN)/bin/python $(TESTS) tests/launcher/test_archives.py tests/aws/test_archives.py tests/aws/test_runs.py
 
 audit: $(AUDIT)/.installed
 	.ci/audit $(AUDIT)
@@ -214,10 +210,6 @@ $(OLDEST)/.installed: pyproject.toml .ci/constraints-oldest.txt .ci/install
 	PYTHON=$(OLDEST_PYTHON) .ci/install $(OLDEST) oldest
 	touch $@
 
-$(DEBIAN)/.installed: pyproject.toml .ci/constraints.txt .ci/install
-	PYTHON=/usr/bin/python3 .ci/install $(DEBIAN)
-	touch $@
-
 $(AUDIT)/.installed: Makefile
 	$(PYTHON) -m venv $(AUDIT)
 	$(AUDIT)/bin/pip install --quiet --disable-pip-version-check pip-audit==2.10.1
@@ -239,4 +231,4 @@ $(OTHERS)/.installed: Makefile
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(OLDEST) $(SMDEBUG) $(SDK_V3) $(OTHERS) $(DEBIAN) $(AUDIT) dist
+	rm -rf $(VENV) $(OLDEST) $(SMDEBUG) $(SDK_V3) $(OTHERS) $(AUDIT) dist

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -33,12 +34,13 @@ SOMEWHERE = "~/vision-launcher"
 """What stored outputs call the kit's folder: whose machine it was is nobody's business."""
 
 
-def execute(name: str, folder: Path) -> nbformat.NotebookNode:
+def execute(name: str, folder: Path, trials: int | None = None) -> nbformat.NotebookNode:
     """Run a notebook from top to bottom.
 
     Args:
         name: of a file in notebooks/, without its ending.
         folder: stands for the kit's folder: the configs are there, data/ and runs/ come to lie there.
+        trials: in place of those that the notebook allows a search, where only whether it runs is asked.
 
     Returns:
         The notebook with its outputs.
@@ -51,6 +53,9 @@ def execute(name: str, folder: Path) -> nbformat.NotebookNode:
         (folder / "notebooks" / script.name).symlink_to(script)
     (folder / "configs").symlink_to(ROOT / "configs")
     book = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
+    if trials is not None:
+        for cell in book.cells:
+            cell.source = re.sub(r"\btrials=\d+", f"trials={trials}", cell.source)
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "LAUNCHER_RUNS"))}
     environment |= {
         "PYTHONPATH": str(ROOT),
