@@ -71,7 +71,7 @@ quickstart: $(INSTALLED)
 	@echo "      a real ViT as the teacher, images without labels, many students of one pass    docs/distillation.md"
 
 # one worker more than cores, as these tests also wait; those on the stand-in GPU by file: the ranks and runs that a file's tests share are made once
-test test-slow: WORKERS := $(shell echo $$(($(WORKERS) + 1)))
+test: WORKERS := $(shell echo $$(($(WORKERS) + 1)))
 test: $(INSTALLED) lint
 	.ci/browser
 	$(PYTEST) --dist loadfile tests/device

@@ -208,6 +208,7 @@ def test_a_serving_host_that_is_stopped_before_training_hosts_are_there_ends_at_
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_whatever_happens_to_servers_the_weights_are_the_same(data, undisturbed, tmp_path):
     """They are killed at random moments; the run is stopped, and resumed with another number of servers; then their only host is lost."""
     longer = {"epochs": 20}
@@ -281,6 +282,7 @@ WHOLE = {
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("script", WHOLE)
 def test_every_script_ends_with_the_weights_of_a_run_without_servers(script, tmp_path):
     """Distillation from shards with a teacher cache, on two hosts that share a server; segmentation from folders."""

@@ -16,6 +16,7 @@ import launcher
 from launcher.insight.comparison import Comparison
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.measurements import read
+from launcher.insight.step_evidence import MOST_OF_A_STEP
 from tests.browser import Browser
 from tests.insight.observed import loader, observed, sampled
 from tests.insight.planted import plant, write
@@ -139,6 +140,23 @@ def test_no_wrong_value_of_what_the_observer_wrote_ends_a_diagnosis(watched, tmp
 def test_no_wrong_value_of_a_measurement_ends_a_diagnosis_in_many_more_trials(of, request, tmp_path):
     done, wrong = tried(request.getfixturevalue(of), tmp_path / "page.html", random.Random(1), 400)
     assert done >= 400 and not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("of", ["planted", "watched"])
+def test_a_phase_that_takes_longer_than_its_steps_ends_no_diagnosis(of, request, tmp_path):
+    folder = request.getfixturevalue(of)
+    whole, timeline = Diagnosis(read(str(folder))), folder / "algo-1/timeline-0.jsonl"
+    before = timeline.read_text()
+    for phase in whole.evidence.phases:
+        lines = [json.loads(line) for line in before.splitlines()]
+        for line in lines:
+            if line["kind"] == "steps" and phase in line["seconds"]:
+                line["seconds"][phase] = 9.0 * line["seconds"]["step"]
+        timeline.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        try:
+            assert explained(folder, tmp_path / "page.html", whole).evidence.share(phase) == MOST_OF_A_STEP
+        finally:
+            timeline.write_text(before)
 
 
 def test_the_report_says_what_could_not_be_read_and_uses_the_rest(planted, tmp_path):
