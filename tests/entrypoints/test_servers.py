@@ -209,6 +209,7 @@ def test_a_serving_host_that_is_stopped_before_training_hosts_are_there_ends_at_
 
 @pytest.mark.slow
 @pytest.mark.alone
+@pytest.mark.timeout(900)
 def test_whatever_happens_to_servers_the_weights_are_the_same(data, undisturbed, tmp_path):
     """They are killed at random moments; the run is stopped, and resumed with another number of servers; then their only host is lost."""
     longer = {"epochs": 20}

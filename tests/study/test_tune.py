@@ -121,6 +121,7 @@ def test_a_change_that_does_not_reach_the_script_is_said_to_be_not_set(script, t
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_what_may_change_more_than_speed_is_asked_for_and_then_tried(place, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     config = place / "config.yaml"
@@ -131,7 +132,7 @@ def test_what_may_change_more_than_speed_is_asked_for_and_then_tried(place, tmp_
         for line in asked.sentences()
     ), str(asked)
     new = tmp_path / "new.yaml"
-    words = ["tune", str(config), "--allow", "checkpoint_every", "--trials", "3", "--write", str(new), "--json"]
+    words = ["tune", str(config), "--allow", "checkpoint_every", "--trials", "5", "--write", str(new), "--json"]
     assert main.main(words) == 0
     written = capsys.readouterr()
     told, described = written.err, json.loads(written.out)
