@@ -18,6 +18,9 @@ NOTICEABLE = 0.10
 """Share of the training time from which something is called a bottleneck: without it the speed-up is 1.11. OpenXLA's profiler calls
 a step moderately input-bound from 5 % and highly from 20 %; below 10 % a fix is lost in a run's noise."""
 
+MOST_SHARE = 0.999
+"""What a share counts as at most, as the rest of the time is divided by; a damaged measurement may say that a phase takes more than all."""
+
 Level = Literal["bottleneck", "risk"]
 
 Scope = Literal["any", "job", "kit"]
@@ -118,7 +121,7 @@ class Gain:
     @property
     def at_most(self) -> float:
         """Speed-up if all of the share goes away: Amdahl's law, 1 / (1 - share)."""
-        return 1 / (1 - min(self.share, 0.999))
+        return 1 / (1 - min(self.share, MOST_SHARE))
 
     @property
     def said(self) -> str:

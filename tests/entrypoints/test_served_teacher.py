@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 
 import numpy as np
@@ -295,6 +296,18 @@ def test_a_student_of_servers_that_are_killed_has_the_weights_of_one_beside_its_
         assert run.wait(240) == [0, 0], run.log() + run.log(1)
         assert killed == 1 and run.weights() == in_place
         assert "teacher vit_tiny_patch16_224: " in run.log() and "it is asked again in" in run.log()
+
+
+@pytest.mark.slow
+def test_a_teacher_that_does_not_fit_ends_the_run_on_every_host(with_teacher, tmp_path):
+    other = tmp_path / "other"
+    for part in ("train", "validation"):
+        shutil.copytree(with_teacher / part, other / part)
+        (other / part / "class-1").rename(other / part / "class-2")
+    (other / "teacher").symlink_to(with_teacher / "teacher")
+    with served_run(tmp_path / "run", other, {**SETTINGS, **SERVED}, servers=1, script="train_kd.py") as run:
+        assert run.wait(240) == [1, 0], run.log() + run.log(1)
+        assert "the teacher knows the classes class-0, class-1, the training images have class-0, class-2" in run.log()
 
 
 @pytest.mark.slow

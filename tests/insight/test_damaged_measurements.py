@@ -15,8 +15,8 @@ import pytest
 import launcher
 from launcher.insight.comparison import Comparison
 from launcher.insight.diagnosis import Diagnosis
+from launcher.insight.findings import MOST_SHARE
 from launcher.insight.measurements import read
-from launcher.insight.step_evidence import MOST_OF_A_STEP
 from tests.browser import Browser
 from tests.insight.observed import loader, observed, sampled
 from tests.insight.planted import plant, write
@@ -154,7 +154,7 @@ def test_a_phase_that_takes_longer_than_its_steps_ends_no_diagnosis(of, request,
                 line["seconds"][phase] = 9.0 * line["seconds"]["step"]
         timeline.write_text("".join(json.dumps(line) + "\n" for line in lines))
         try:
-            assert explained(folder, tmp_path / "page.html", whole).evidence.share(phase) == MOST_OF_A_STEP
+            assert explained(folder, tmp_path / "page.html", whole).evidence.share(phase) == MOST_SHARE
         finally:
             timeline.write_text(before)
 

@@ -321,8 +321,9 @@ def test_a_run_whose_servers_are_killed_goes_on_and_is_the_same(tmp_path, said):
 
 @pytest.mark.timeout(900)  # four trainings, beside whatever else the machine does
 @pytest.mark.slow
-def test_the_kits_classifier_resumes_bit_for_bit(tmp_path, said):
-    """With a loader process, dropout, moved images, an average of the weights and two epochs; killed between two checkpoints, then stopped."""
+@pytest.mark.parametrize("workers", [{}, {"worker_type": "loader", "num_workers": 2}], ids=["auto", "loader process"])
+def test_the_kits_classifier_resumes_bit_for_bit(tmp_path, said, workers):
+    """With dropout, moved images, an average of the weights and two epochs; killed between two checkpoints, then stopped."""
     prepare("digits", tmp_path / "digits")
     tiny = {
         "img_size": 16,
@@ -339,8 +340,7 @@ def test_the_kits_classifier_resumes_bit_for_bit(tmp_path, said):
         "inputs": {name: {"folder": str(tmp_path / "digits" / name)} for name in ("train", "validation")},
         "hyperparameters": {
             "model": "vit_tiny_patch16_224", "model_options": tiny, "image_size": 16, "global_batch_size": 64, "max_shift_pixels": 2,
-            "ema_decay": 0.9, "epochs": 2, "checkpoint_every": 4, "log_every": 10,
-            "worker_type": "loader", "num_workers": 2,
+            "ema_decay": 0.9, "epochs": 2, "checkpoint_every": 4, "log_every": 10, **workers,
         },
     })  # fmt: skip
     found = drill(job, kills=2, seed=4, say=said.append)

@@ -63,7 +63,7 @@ def outcome(settings_module: Any, settings_class: type, values: dict[str, Any]) 
 
 @pytest.mark.parametrize(
     ("name", "share"),
-    [*((name, 6) for name in CLASSES), *(pytest.param(name, 2, marks=pytest.mark.slow) for name in CLASSES)],
+    [*((name, 6) for name in CLASSES), *(pytest.param(name, 1, marks=pytest.mark.slow) for name in CLASSES)],
 )
 def test_a_class_that_is_read_says_what_the_imported_one_says(users_copy, name, share):
     """One in `share` values of each field, another one from field to field."""
