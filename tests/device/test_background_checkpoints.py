@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 from training.distributed.world import World
-from training.engine import checkpoints
+from training.engine import checkpoint_folder, snapshot
 from training.engine.checkpoints import Checkpoints
 
 
@@ -18,13 +18,13 @@ def world(gpu: torch.device) -> World:
 
 def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Writing begins when the event is set."""
-    may_go, write = threading.Event(), Checkpoints._write
+    may_go, write = threading.Event(), checkpoint_folder.write
 
-    def later(self, *arguments) -> None:
+    def later(*arguments) -> None:
         assert may_go.wait(30)
-        write(self, *arguments)
+        write(*arguments)
 
-    monkeypatch.setattr(Checkpoints, "_write", later)
+    monkeypatch.setattr(checkpoint_folder, "write", later)
     return may_go
 
 
@@ -75,8 +75,8 @@ def test_where_the_host_refuses_to_pin_more_memory_the_checkpoint_is_written_all
             raise RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA")
         return made(like, **given)
 
-    monkeypatch.setattr(checkpoints.torch, "empty_like", refused)
-    checkpoints._say_unpinned.cache_clear()
+    monkeypatch.setattr(snapshot.torch, "empty_like", refused)
+    snapshot._say_unpinned.cache_clear()
     kept = Checkpoints(tmp_path / "kept", world)
     weights = torch.arange(3.0, device=world.device)
     kept.save(2, {"weights": weights, "more": weights + 1}, {}, required=True)

@@ -1,46 +1,32 @@
-"""Checkpoints that survive a kill at any moment: written beside the last one, checked when read, resumed from bit for bit.
-
-    step-00001200/shared.pt       what all ranks have in common, as rank 0 gave it
-                  own.pt          what each rank has of its own, one row a rank
-                  manifest.json   step, world size, fingerprint, and the SHA-256 of both files
+"""The checkpoints of a run: when they are written, which stay, which one a run resumes from, and whether it may.
 
 Rank 0 alone writes and reads; what it reads goes to every rank, so that a host with an empty folder resumes as well.
+`checkpoint_folder` has the format of one checkpoint.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import hashlib
 import io
 import json
-import os
-import re
-import shutil
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
-from training.data.storage import read_patiently
 from training.distributed.world import World
+from training.engine import checkpoint_folder
+from training.engine.checkpoint_folder import OWN, REPLACED, SHARED, WRITING, Damaged
+from training.engine.snapshot import snapshot
 from training.runtime import accelerator
 from training.runtime.reporting import write_line
 
-SHARED, OWN, MANIFEST = "shared.pt", "own.pt", "manifest.json"
-
 FORMAT = 3
 """Of what the files hold; a checkpoint of another one is refused."""
-WRITING, REPLACED = ".writing", ".replaced"
-"""Folders that are no checkpoints: one that is being written, and one whose place another takes. A kill may leave them."""
-
-PLAIN = (type(None), bool, int, float, str, bytes, torch.Tensor, torch.nn.Parameter)
-"""What torch.load(weights_only=True) of every version since 2.0 takes, beside dict, OrderedDict, list and tuple."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +89,9 @@ class Checkpoints:
 
     def _noted(self, name: str) -> int | None:
         """By the newest manifest that can be read: whether its checkpoint is whole `load` finds out."""
-        for place in self._places():
-            with contextlib.suppress(_Damaged, ValueError, AttributeError):
-                manifest = json.loads(_content(place / MANIFEST))
+        for place in checkpoint_folder.places(self._folder):
+            with contextlib.suppress(Damaged, AttributeError):
+                manifest = checkpoint_folder.read_manifest(place)
                 if manifest.get("world_size") == self._world.size:
                     value = manifest.get("decided", {}).get(name)
                     return value if isinstance(value, int) else None
@@ -155,7 +141,7 @@ class Checkpoints:
         trouble = self._settled()
         if step == self._saved:
             return trouble
-        _refuse_what_cannot_be_read_again(files[SHARED], "shared")
+        checkpoint_folder.refuse_unreadable(files[SHARED], "shared")
         if not accelerator.is_gpu(self._world.device):
             return self._written(step, files)
         self._warn(trouble)
@@ -177,14 +163,24 @@ class Checkpoints:
         return writing.result() if writing is not None else ""
 
     def _written(self, step: int, files: Mapping[str, Any]) -> str:
-        """Write one; what went wrong."""
+        """Write a whole checkpoint, then remove old ones; what went wrong."""
         assert self._folder is not None
+        manifest = {
+            "format": FORMAT,
+            "step": step,
+            "world_size": self._world.size,
+            "fingerprint": self._fingerprint,
+            "decided": self._decided,
+            "torch": torch.__version__,
+            "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        }
         try:
-            self._write(step, files)
-            self._saved = step
+            checkpoint_folder.write(self._folder, step, files, manifest)
+            self._remove_all_but_the_newest(step)
         except OSError as error:
-            shutil.rmtree(self._folder / WRITING, ignore_errors=True)
+            checkpoint_folder.remove(self._folder / WRITING)
             return f"no checkpoint of step {step} in {self._folder}: {error.strerror or error}"
+        self._saved = step
         return ""
 
     def load(self) -> Loaded | None:
@@ -227,56 +223,23 @@ class Checkpoints:
     def _from_first(self, data: bytes) -> bytes:
         return self._world.broadcast_bytes(data if self._world.is_first else None)
 
-    def _write(self, step: int, files: Mapping[str, Any]) -> None:
-        """A whole checkpoint at its place, then fewer old ones."""
-        assert self._folder is not None
-        partial, replaced, place = self._folder / WRITING, self._folder / REPLACED, self._folder / f"step-{step:08d}"
-        for left in (partial, replaced):  # by a kill
-            shutil.rmtree(left, ignore_errors=True)
-        partial.mkdir(parents=True)
-        written = {name: _write_hashed(partial / name, content) for name, content in files.items()}
-        manifest = {
-            "format": FORMAT,
-            "step": step,
-            "world_size": self._world.size,
-            "fingerprint": self._fingerprint,
-            "decided": self._decided,
-            "torch": torch.__version__,
-            "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "files": written,
-        }
-        with open(partial / MANIFEST, "w", encoding="utf-8") as file:
-            json.dump(manifest, file, indent=1)
-            _to_disk(file)
-        _folder_to_disk(partial)
-        if place.exists():  # damaged, or `load` would have gone on from it
-            os.replace(place, replaced)
-        os.replace(partial, place)
-        _folder_to_disk(self._folder)
-        self._remove_all_but_the_newest(step)
-
     def _remove_all_but_the_newest(self, step: int) -> None:
         """Remove the steps before beyond `keep`; and what is damaged or lies after this step, which nobody goes on from."""
         assert self._folder is not None
-        places = self._places()
-        before = [place for place in places if _step(place) < step and place not in self._damaged]
-        kept = {self._folder / f"step-{step:08d}", *before[: self._keep - 1]}
+        places = checkpoint_folder.places(self._folder)
+        before = [place for place in places if checkpoint_folder.step_of(place) < step and place not in self._damaged]
+        kept = {checkpoint_folder.place_of(self._folder, step), *before[: self._keep - 1]}
         for place in [*(place for place in places if place not in kept), self._folder / REPLACED]:
-            shutil.rmtree(place, ignore_errors=True)
+            checkpoint_folder.remove(place)
         self._damaged = []
-
-    def _places(self) -> list[Path]:
-        """The folders that are named as checkpoints, newest first."""
-        found = self._folder.iterdir() if self._folder is not None and self._folder.is_dir() else ()
-        return sorted((place for place in found if re.fullmatch(r"step-\d{8,}", place.name)), key=_step, reverse=True)
 
     def _newest_good(self) -> tuple[dict[str, Any] | None, dict[str, bytes]]:
         """The manifest of the newest whole checkpoint and what its files hold; (None, {}) where there is none."""
         complaints = []
-        for place in self._places():
+        for place in checkpoint_folder.places(self._folder):
             try:
-                manifest, contents = _read(place)
-            except _Damaged as damage:
+                manifest, contents = checkpoint_folder.read(place)
+            except Damaged as damage:
                 complaints.append(f"checkpoint {place.name} is damaged ({damage})")
                 self._damaged.append(place)
                 continue
@@ -286,129 +249,6 @@ class Checkpoints:
         for complaint in complaints:
             self._say(f"{complaint}, and no other is intact: starting from the first step")
         return None, {}
-
-
-def snapshot(tree: Any, device: torch.device) -> Any:
-    """A tree of dicts, lists and tuples with copies of its tensors in main memory, as they are now; the host waits once.
-
-    Args:
-        device: the GPU that holds them.
-    """
-    copied = _copied(tree)
-    accelerator.synchronize(device)
-    return copied
-
-
-def _copied(tree: Any) -> Any:
-    if isinstance(tree, torch.Tensor):
-        if tree.device.type == "cpu":
-            return tree.detach().clone()
-        try:
-            copy = torch.empty_like(tree, device="cpu", pin_memory=True, requires_grad=False)
-        except RuntimeError as error:  # CUDA's "out of memory" is the host's here
-            _say_unpinned(str(error).partition("\n")[0])
-            copy = torch.empty_like(tree, device="cpu", requires_grad=False)
-        return copy.copy_(tree.detach(), non_blocking=True)
-    if isinstance(tree, dict):
-        return type(tree)((key, _copied(value)) for key, value in tree.items())
-    return type(tree)(map(_copied, tree)) if isinstance(tree, (list, tuple)) else tree
-
-
-@functools.cache
-def _say_unpinned(error: str) -> None:
-    """Once for each error."""
-    write_line(
-        f"the host's memory cannot be pinned for a checkpoint ({error}): it is copied there without, which takes longer"
-    )
-
-
-class _Damaged(Exception):
-    """Why a checkpoint is not whole."""
-
-
-def _read(place: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """A checkpoint's manifest, and what each of its files holds.
-
-    Raises:
-        _Damaged: a file is missing, or not as it was written.
-        OSError: storage failed for long, or a file may not be read. It may be whole: who took an older one would remove it.
-    """
-    try:
-        manifest = json.loads(_content(place / MANIFEST))
-        files = {name: (manifest["files"][name]["sha256"], manifest["files"][name]["bytes"]) for name in (SHARED, OWN)}
-        known = manifest["step"] == _step(place) and {"world_size", "fingerprint"} <= set(manifest)
-    except (ValueError, KeyError, TypeError) as error:
-        raise _Damaged(f"{MANIFEST}: {error!r}") from None
-    if not known:
-        raise _Damaged(f"{MANIFEST}: not of this step")
-    contents = {}
-    for name, (checksum, size) in files.items():
-        contents[name] = _content(place / name)
-        if len(contents[name]) != size:
-            raise _Damaged(f"{name}: {len(contents[name])} of {size} bytes")
-        if hashlib.sha256(contents[name]).hexdigest() != checksum:
-            raise _Damaged(f"{name}: checksum")
-    return manifest, contents
-
-
-def _content(file: Path) -> bytes:
-    try:
-        return read_patiently(file.read_bytes, file)
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-        raise _Damaged(f"no {file.name}" if file.name == MANIFEST else f"{file.name}: {error.strerror}") from None
-
-
-class _HashedFile:
-    """A file for torch.save, hashed while it is written."""
-
-    def __init__(self, file: BinaryIO):
-        self._file, self.hash, self.size = file, hashlib.sha256(), 0
-        self.error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        try:
-            self._file.write(data)
-        except OSError as error:
-            self.error = error
-            raise
-        self.hash.update(data)
-        self.size += memoryview(data).nbytes
-        return memoryview(data).nbytes
-
-    def flush(self) -> None:
-        self._file.flush()
-
-
-def _write_hashed(path: Path, content: Any) -> dict[str, Any]:
-    """Write a tree by torch.save until it is on the disk; its checksum and size."""
-    with open(path, "wb") as file:
-        hashed = _HashedFile(file)
-        try:
-            torch.save(content, hashed)  # type: ignore[arg-type]  # torch.save calls no more of a file than write and flush
-        except RuntimeError:  # PyTorch's own, which hides what the disk said
-            if hashed.error is None:
-                raise
-            raise hashed.error from None
-        _to_disk(file)
-    return {"sha256": hashed.hash.hexdigest(), "bytes": hashed.size}
-
-
-def _to_disk(file: Any) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _folder_to_disk(folder: Path) -> None:
-    """Make the names in a folder as lasting as its files."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _step(place: Path) -> int:
-    return int(place.name.removeprefix("step-"))
 
 
 def _differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
@@ -421,17 +261,3 @@ def _differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]
 def _shown(values: Mapping[str, Any], name: str) -> str:
     text = json.dumps(values[name]) if name in values else "absent"
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _refuse_what_cannot_be_read_again(value: Any, where: str) -> None:
-    """Raise a TypeError where a tree holds what torch.load(weights_only=True) refuses: now, not when the run is lost."""
-    if type(value) in (dict, OrderedDict):
-        for key, item in value.items():
-            _refuse_what_cannot_be_read_again(key, f"{where} (a key)")
-            _refuse_what_cannot_be_read_again(item, f"{where}[{key!r}]")
-    elif type(value) in (list, tuple):
-        for number, item in enumerate(value):
-            _refuse_what_cannot_be_read_again(item, f"{where}[{number}]")
-    elif type(value) not in PLAIN:
-        fix = "make it a tensor, a number or a text"
-        raise TypeError(f"{where} is a {type(value).__name__}, which a checkpoint cannot hold: {fix}")
