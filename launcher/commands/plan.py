@@ -26,7 +26,7 @@ PARTS: dict[Part, str] = {
     "env": "list the environment that the kit sets",
     "differences": "tell how the backend differs from SageMaker, and why",
 }
-"""What a plan folds to a line each -> what the option does."""
+"""Parts that a plan folds to one line -> what the option that opens them does."""
 
 
 def add(to: arguments.Add) -> None:
@@ -77,7 +77,7 @@ def carry_out(options: argparse.Namespace) -> int:
 
 
 def _refuse_parts(options: argparse.Namespace) -> None:
-    """--files and the like open a plan that is shown whole, as that of one config is."""
+    """Refuse --files and the like for several configs: they open a plan that is shown whole."""
     if options.opened:
         found = "several configs, of which only the mistakes are shown"
         raise UserError(
@@ -87,7 +87,7 @@ def _refuse_parts(options: argparse.Namespace) -> None:
 
 
 def _without_a_plan(issues: Sequence[Issue], options: argparse.Namespace) -> dict[str, Any]:
-    """What --json prints of a config that is no job: the keys of a plan that its help promises."""
+    """What --json prints for an invalid config: the keys of a plan that its help promises."""
     found = [one.to_dict() for one in issues]
     return {
         **{"name": None, "backend": options.on, "job": None, "hosts": [], "files": []},
@@ -110,8 +110,8 @@ def _planned(config: str, overrides: list[str], options: argparse.Namespace) -> 
 
 
 def _each(configs: list[str], overrides: list[str], options: argparse.Namespace) -> int:
-    """What is wrong with each of several configs. Returns the worst exit code."""
-    told, every = [], list[Issue]()
+    """Print what is wrong with each of several configs. Returns the worst exit code."""
+    plans, every = [], list[Issue]()
     for config in dict.fromkeys(configs):
         made, issues = None, tuple[Issue, ...]()
         try:
@@ -120,14 +120,14 @@ def _each(configs: list[str], overrides: list[str], options: argparse.Namespace)
         except UserError as error:
             issues = error.issues
         every += issues
-        told.append({"config": config, "issues": [one.to_dict() for one in issues], "plan": made and made.to_dict()})
+        plans.append({"config": config, "issues": [one.to_dict() for one in issues], "plan": made and made.to_dict()})
         if not options.json:
             wrong = [one for one in issues if one.level != "not checked"]
             about = [made.backend, counted(len(made.hosts), "host"), "nothing to mend"] if made and not wrong else []
             about += filter(None, [counts(issues)])
             print(coloured("\n".join([f"{config}: {', '.join(about)}", *in_full(wrong)]), sys.stdout))
     if options.json:
-        print(as_json(told))
+        print(as_json(plans))
     return _exit_code(every, options)
 
 

@@ -45,7 +45,7 @@ def carry_out(options: argparse.Namespace) -> int:
 
 
 def _described(run: Run) -> dict[str, Any]:
-    """Everything about a run for machines."""
+    """Everything about a run, JSON-ready."""
     return {
         "name": run.name,
         "state": run.state,
@@ -95,8 +95,8 @@ def print_run(run: Run) -> None:
     lines += [f"  warm pool   {run.still_costs}"] if run.still_costs else []
     result = run.result()
     each = students.results(result)
-    told = {name: value for name, value in result.items() if name != "settings" and not (name == "students" and each)}
-    lines += [f"  result      {name.replace('_', ' ')}: {shown(name, value)}" for name, value in told.items()]
+    shared = {name: value for name, value in result.items() if name != "settings" and not (name == "students" and each)}
+    lines += [f"  result      {name.replace('_', ' ')}: {shown(name, value)}" for name, value in shared.items()]
     lines += [indent(str(_students(each)))] if each else []
     lines += [f"  file        {name}: {_near(path)}" for name, path in run.artifacts().items()]
     lines += [f"  next        {command}" for command in next_commands(run)]
@@ -105,7 +105,7 @@ def print_run(run: Run) -> None:
 
 
 def _students(each: dict[str, dict[str, Any]]) -> Table:
-    """A row for each student of a result, and a column for everything that it says of them."""
+    """A row for each student of a result, and a column for everything that it says about them."""
     names = list(dict.fromkeys(name for own in each.values() for name in own))
     rows = [[student, *(_cell(own.get(name)) for name in names)] for student, own in each.items()]
     return Table(["student", *(name.removeprefix("validation_") for name in names)], rows)
@@ -130,7 +130,7 @@ def _about_the_time(outcome: dict[str, Any]) -> list[str]:
 
 
 def _near(path: Path) -> str:
-    """A path, relative to the current folder where it lies below it."""
+    """A path, relative to the current folder if below it."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
@@ -158,7 +158,7 @@ def _about_the_script(plan: dict[str, Any]) -> list[str]:
 
 
 def _progress(run: Run) -> list[str]:
-    """How far a run is that goes on, where that is known."""
+    """How far a run that goes on has come, if known."""
     log = run.folder.log(run.hosts[0])
     if run.state in records.OVER or not log.exists():
         return []
@@ -180,7 +180,7 @@ def _about_the_price(plan: dict[str, Any], outcome: dict[str, Any], run: Run) ->
     if outcome.get("billable_seconds") is not None:
         lines.append(f"  billed      {outcome['billable_seconds']} s on each host")
     if outcome.get("cost_usd") is not None:
-        found = (one.get("epoch") for one in run.metrics())  # a resumed run's do not begin at 1
+        found = (one.get("epoch") for one in run.metrics())  # a resumed run's do not start at 1
         epochs = {epoch for epoch in found if isinstance(epoch, int) and epoch > 0}
         each = f", {dollars(outcome['cost_usd'] / len(epochs))} an epoch" if epochs else ""
         lines.append(f"  cost        {dollars(outcome['cost_usd'])}{each}")

@@ -1,11 +1,11 @@
-"""A log's lines that are not the script's: those of AWS's container toolkit around it, of torchrun's agent and of mpirun."""
+"""Log lines that are not the script's: those of AWS's container toolkit around it, torchrun's agent and mpirun."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 
-# What is written before a process's own text: by torch's excepthook and docker compose, where a blank may follow; by mpirun
+# What precedes a process's own text: by torch's excepthook and docker compose, where a blank may follow; by mpirun
 # as SageMaker's toolkit starts it, and by torchrun --tee.
 _PREFIX = re.compile(
     r"(\[rank\d+\]:|algo-\d+[\w-]* +\|) ?|(\[default\d+\]:|\[1,(?:mpirank:)?\d+(?:,[\w.-]+)?\]<std\w+>:)"
@@ -39,7 +39,7 @@ def split_prefix(raw: str, longest: int = 4000) -> tuple[str, str]:
 
 
 class ToolkitLines:
-    """Tells the toolkit's lines of one host's log from all others. It sees every line, in order."""
+    """Tells the toolkit's lines in one host's log from all others. It must see every line, in order."""
 
     def __init__(self) -> None:
         self._inside = ""
@@ -75,6 +75,6 @@ def last_lines(log: Iterable[str], count: int) -> list[str]:
     end = next((number for number, line in enumerate(lines) if _AGENTS_END.match(line)), len(lines))
     split = [split_prefix(line, 500) for line in lines[:end]]
     by_mpi = any(key.startswith(_MPI_RANK) for key, _ in split)  # mpirun's own lines have no prefix
-    told = [line.rstrip() for key, line in split if key.startswith(_MPI_RANK) or not by_mpi]
-    told = [line for line in told if line and not _AGENT.match(line)]
-    return [*dict.fromkeys(reversed(told))][:count][::-1]
+    printed = [line.rstrip() for key, line in split if key.startswith(_MPI_RANK) or not by_mpi]
+    printed = [line for line in printed if line and not _AGENT.match(line)]
+    return [*dict.fromkeys(reversed(printed))][:count][::-1]

@@ -1,5 +1,4 @@
-"""A finding's fixes in terms of a script that is not the kit's: an argument on the line that made the thing, or the name that the script's
-framework has for it."""
+"""A finding's fixes in terms of a user script: an argument on the line that made the object, or the framework's name for the setting."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ ARGUMENTS: dict[str | None, dict[str, str]] = {
         "fp16": 'Accelerator(mixed_precision="fp16")',
     },
 }
-"""A framework's own name of a setting. https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments,
+"""Each framework's name for a setting. https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments,
 https://lightning.ai/docs/pytorch/stable/common/trainer.html, https://huggingface.co/docs/accelerate/package_reference/accelerator"""
 ARGUMENTS["pytorch_lightning"] = ARGUMENTS["lightning"]
 
@@ -52,14 +51,14 @@ TYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 def for_script(finding: Finding, evidence: Evidence) -> Finding:
-    """The finding with fixes that an observed script can follow; its own lines come before settings where they say more."""
+    """The finding with fixes that an observed script can apply; its own lines come before settings if they say more."""
     script = evidence.script
     assert script is not None
     first, more = (table.get(finding.kind, _nothing) for table in (FIRST, MORE))
-    told = (_told(fix, evidence, script) for fix in finding.fixes)
+    rewritten = (_in_its_terms(fix, evidence, script) for fix in finding.fixes)
     fixes = (
         *first(finding, evidence, script),
-        *(fix for fix in told if fix is not None),
+        *(fix for fix in rewritten if fix is not None),
         *more(finding, evidence, script),
     )
     if finding.gain is not None and finding.fixes and _has_it(finding.fixes[0]):
@@ -70,12 +69,12 @@ def for_script(finding: Finding, evidence: Evidence) -> Finding:
 
 
 def _has_it(fix: Fix) -> bool:
-    """Whether the run has a fix's value already."""
+    """Whether the run already has a fix's value."""
     return fix.setting is not None and fix.now is not None and fix.value == fix.now
 
 
-def _told(fix: Fix, evidence: Evidence, script: Script) -> Fix | None:
-    """A rule's fix as the script takes it; None: it cannot, or has it already."""
+def _in_its_terms(fix: Fix, evidence: Evidence, script: Script) -> Fix | None:
+    """A rule's fix in the script's terms; None: the script cannot apply it, or already has it."""
     if fix.setting is None:
         return fix if fix.scope == "any" or (fix.scope == "job" and script.by_launcher) else None
     kind, _, name = fix.setting.partition(".")
@@ -135,7 +134,7 @@ def _precision(fix: Fix, evidence: Evidence, script: Script) -> Fix:
 
 
 def _forward(script: Script) -> tuple[str, Address | None]:
-    """The forward pass in words, and its line; that of the backward pass where the record does not say which line calls the model."""
+    """The forward pass in words, and its line; the backward pass's line if the record does not say which line calls the model."""
     model, step, backward = script.trained_model, script.part("step"), script.part("backward")
     if model is not None and (step is None or step.at != model.at):
         return f"{_code(model.at)} and the loss", model.at
@@ -188,11 +187,11 @@ SETTINGS: dict[str, Callable[[Fix, Evidence, Script], Fix | None]] = {
     "checkpoint_every": _checkpoints,
     "evaluate_every": _evaluations,
 }
-"""The kit's settings that a script of one's own has too; a fix by any other is left out."""
+"""The kit's settings that a user script has too; a fix of any other is left out."""
 
 
 def _argument(script: Script, name: str, value: Any, *, now: Any, why: str, role: str = "training") -> Fix:
-    """An argument of a DataLoader: on its line, or by the framework that makes it."""
+    """A change of a DataLoader's argument: on its line, or through the framework that makes it."""
     loader = script.loader(role)
     argument = ARGUMENTS.get(loader.via if loader else None, {}).get(name)
     if loader is None:
@@ -210,7 +209,7 @@ def _argument(script: Script, name: str, value: Any, *, now: Any, why: str, role
 
 
 def _argument_of_script(script: Script, name: str, now: Any, loader: Part | None) -> str | None:
-    """What sets a DataLoader's argument: its line names the one argument of the script of such a name, which has the value."""
+    """The script's argument that sets a DataLoader's: the only one with a likely name, if the line names it and the values match."""
     if loader is None or name not in HYPERPARAMETERS:
         return None
     likely = [one for one in script.arguments if HYPERPARAMETERS[name].fullmatch(one.replace("-", "_"))]
@@ -259,7 +258,7 @@ def _waits(finding: Finding, evidence: Evidence, script: Script) -> list[Fix]:
 
 
 def _loop(finding: Finding, evidence: Evidence, script: Script) -> list[Fix]:
-    """The loop's own lines that take a good part of what the finding does."""
+    """The loop's own lines that take a good part of the finding's time."""
     what = "see whether these steps wait there" if finding.kind == "step_outliers" else "move it out of the step"
     return _heavy(finding, script.loop_lines, what)
 
@@ -291,7 +290,7 @@ def _evaluation_loader(finding: Finding, evidence: Evidence, script: Script) -> 
     loader, cores = script.loader("evaluation"), math.floor(evidence.cores_each or 1)
     if loader is None or loader.values.get("num_workers") != 0 or cores < 2:
         return []
-    # advice, not a change that `tune` may make: what it sets from outside, it sets of every loader
+    # advice, not a change that `tune` may make: from outside, it sets an argument of every loader
     of_this_loader = _argument(script, "num_workers", cores, now=0, why="", role="evaluation")
     why = "the training process makes the batches itself, between its steps"
     return [replace(_note(of_this_loader.change, of_this_loader.at), why=why)]
@@ -314,7 +313,7 @@ def _nothing(finding: Finding, evidence: Evidence, script: Script) -> list[Fix]:
 
 
 HEAVY = 1 / 3
-"""Of a finding's share: from here on a line explains much of it."""
+"""Part of a finding's share from which a line explains much of it."""
 
 More = Callable[[Finding, Evidence, Script], list[Fix]]
 
@@ -329,7 +328,7 @@ FIRST: dict[str, More] = {
     "slow_rank": _slow_rank,
     "slow_epoch_starts": _epochs,
 }
-"""What comes before the rules' own fixes, by the kind of finding."""
+"""Fixes that come before the rules' own, by the kind of finding."""
 
 MORE: dict[str, More] = {
     "too_few_workers": _samples,
@@ -337,7 +336,7 @@ MORE: dict[str, More] = {
     "communication_bound": _exchange,
     "slow_start": _start,
 }
-"""What comes after them."""
+"""Fixes that come after them."""
 
 
 # Words
