@@ -3,9 +3,9 @@
     In a job:         launcher label configs/vit_student.yaml         (a config of train_kd.py with teacher_cache)
     In a shell:       SM_CHANNEL_TRAIN=data/digits/train SM_CHANNEL_VALIDATION=data/digits/validation SM_CHANNEL_TEACHER=output/model \\
                       python entrypoints/label_images.py --student vit_tiny_patch16_224 --teacher_cache '{"views": 8}'
-    On many devices:  the same behind `torchrun --nproc_per_node 8`
+    On many devices:  the same under `torchrun --nproc_per_node 8`
 
-Killed at any moment and started again, it computes what is missing. A training run with the same settings finds all its answers there.
+If it is killed, a restart computes only what is missing. A training run with the same settings finds all its answers there.
 """
 
 from training.engine.compiling import decide_compiling
@@ -32,7 +32,7 @@ def main(settings: LabellingSettings) -> None:
         run.report.say_all(data.notes)
         run.record.passed("images")
         settings, run = decide_compiling(settings, run, answered=teacher_steps(settings, data))
-        precision.choose_tf32(settings.precision, world.device)  # as training, whose answers these are
+        precision.choose_tf32(settings.precision, world.device)  # as in training, which uses these answers
         teacher = load_teacher(settings, environment, data.classes, channels).to(world.device)
         run.record.passed("models")
         bank = open_cache(settings, teacher, data, environment, world)

@@ -1,12 +1,12 @@
-"""Fill a label bank: a frozen teacher's answers for the pixels of every view that train_segmentation.py would draw, without a student.
+"""Fill a label bank: a frozen teacher's per-pixel answers for every view that train_segmentation.py would draw, without a student.
 
     In a job:         launcher label CONFIG, a config of train_segmentation.py with teacher_cache
     In a shell:       SM_CHANNEL_TRAIN=data/shapes/train SM_CHANNEL_VALIDATION=data/shapes/validation SM_CHANNEL_TEACHER=output/model \\
                       python entrypoints/label_pixels.py --model resnet10t --classes 4 --image_size "[64, 64]" --hard_label_weight 0.5 \\
                       --teacher_cache '{"views": 8}'
-    On many devices:  the same behind `torchrun --nproc_per_node 8`
+    On many devices:  the same under `torchrun --nproc_per_node 8`
 
-Killed at any moment and started again, it computes what is missing. A training run with the same settings finds all its answers there.
+If it is killed, a restart computes only what is missing. A training run with the same settings finds all its answers there.
 """
 
 from training.data.masks import open_data
@@ -41,7 +41,7 @@ def main(settings: PixelLabellingSettings) -> None:
         run.report.say_all(data.notes)
         run.record.passed("images")
         settings, run = decide_compiling(settings, run, answered=teacher_steps(settings, data))
-        precision.choose_tf32(settings.precision, world.device)  # as training, whose answers these are
+        precision.choose_tf32(settings.precision, world.device)  # as in training, which uses these answers
         teacher = load_teacher(settings, environment, data.classes, channels).to(world.device)
         run.record.passed("models")
         bank = open_cache(settings, teacher, data, environment, world)

@@ -3,7 +3,7 @@
     In a job:         launcher run configs/quickstart_teacher.yaml
     In a shell:       SM_CHANNEL_TRAIN=data/digits/train SM_CHANNEL_VALIDATION=data/digits/validation \\
                       python entrypoints/train_classifier.py --model vit_tiny_patch16_224 --epochs 5
-    On many devices:  the same behind `torchrun --nproc_per_node 8`
+    On many devices:  the same under `torchrun --nproc_per_node 8`
 """
 
 from dataclasses import replace
@@ -66,7 +66,7 @@ def main(settings: ClassifierSettings) -> None:
                 other = replace(settings, image_size=settings.probe_image_size)
                 alone = opened(other, open_images(other))
             probed = probe.input_alone(alone, settings.probe_input_images, world, crowd=alone.crowd)
-            del alone  # with its worker processes
+            del alone  # and its worker processes
         if settings.repeat_batch:
             say(
                 "repeat_batch: every step gets the first batch again; this run measures the model and teaches it nothing"

@@ -1,15 +1,15 @@
-"""Distil a frozen teacher into a light student on its output logits and features, or into several students at once.
+"""Distil the output logits and features of a frozen teacher into a small student, or into several at once.
 
     In a job:         launcher run configs/quickstart.yaml            (the teacher: configs/quickstart_teacher.yaml)
     In a shell:       SM_CHANNEL_TRAIN=data/digits/train SM_CHANNEL_VALIDATION=data/digits/validation SM_CHANNEL_TEACHER=output/model \\
                       python entrypoints/train_kd.py --student vit_tiny_patch16_224 --epochs 5
-    On many devices:  the same behind `torchrun --nproc_per_node 8`
+    On many devices:  the same under `torchrun --nproc_per_node 8`
 
 The loss is `hard_label_weight` × cross-entropy with the labels + the rest × the teacher's part, by default the temperature KL
-of Hinton et al. (https://arxiv.org/abs/1503.02531). Both models look at the same augmented pixels, each with its own
-normalisation and resolution. With `features` the student also learns what the teacher's last layer makes of them. With `students`
-several learn from one pass of the teacher, each as it would alone. With `teacher_cache` the teacher runs once for each view of an
-image, with `teacher_servers` on the hosts that make the images; with a complete label bank there is none.
+of Hinton et al. (https://arxiv.org/abs/1503.02531). Both models see the same augmented pixels, each with its own
+normalisation and resolution. With `features` the student also learns the features of the teacher's last layer. With `students`
+several learn from one teacher pass, each as it would alone. With `teacher_cache` the teacher runs once per view of an image. With
+`teacher_servers` it runs on the hosts that make the images. With a complete label bank no teacher runs.
 """
 
 from functools import partial
@@ -80,7 +80,7 @@ def main(settings: DistillationSettings) -> None:
         layout = remote.layout if remote else None
         views = settings.teacher_cache.views if settings.teacher_cache else None
         if bank is not None and settings.probe_seconds:
-            views = settings.views_per_decode  # the first ones: one batch over and over is of these
+            views = settings.views_per_decode  # the first ones: the probe repeats one batch of these
         opened = fitting_loaders(bare, states, data, now, without, run, views=views)
         loaders = opened(settings, say=say)
         run.record.passed("memory")
@@ -90,7 +90,7 @@ def main(settings: DistillationSettings) -> None:
             bank.require_answers(loaders.train_batches, steps)
             cache, taught = bank.cache, bank.about()
             say(bank.say())
-        if settings.probe_seconds:  # a cache that a teacher fills is left out: measured is the pass that fills it
+        if settings.probe_seconds:  # without a cache that a teacher fills: the probe measures the filling pass
             task = distillation(students.trained, teacher, cache, timeline=run.timeline, layout=layout)
             alone = distillation(students.trained, timeline=run.timeline) if teacher else None
             return probe.measure(task, states, loaders, opened, run, without_teacher=alone)

@@ -1,15 +1,15 @@
-"""Train a model that gives every pixel a class, from images and masks; on a teacher's answers too, where there is one.
+"""Train a semantic segmentation model on images and masks, and on a teacher's answers if there is one.
 
     In a job:         launcher run CONFIG, with script: train_segmentation.py
     In a shell:       SM_CHANNEL_TRAIN=data/shapes/train SM_CHANNEL_VALIDATION=data/shapes/validation \\
                       python entrypoints/train_segmentation.py --model resnet10t --classes 4 --image_size "[64, 64]"
-    On many devices:  the same behind `torchrun --nproc_per_node 8`
+    On many devices:  the same under `torchrun --nproc_per_node 8`
 
-A channel holds images/…/<name>.jpg or .png, and masks/…/<name>.png, whose pixels are class numbers, or shards of them;
-`ignore_index` marks the pixels that nobody labelled. `launcher prepare shapes data/shapes` makes such a folder.
+A channel holds images/…/<name>.jpg or .png and masks/…/<name>.png, whose pixels are class numbers, or shards of them;
+`ignore_index` marks unlabelled pixels. `launcher prepare shapes data/shapes` makes such a folder.
 
 With `hard_label_weight` below 1 the model is a student of the one in the channel `teacher`: the model.tar.gz of an earlier run. With
-`teacher_cache` that one runs once for each view of an image.
+`teacher_cache` the teacher runs once per view of an image.
 """
 
 from dataclasses import replace
@@ -83,7 +83,7 @@ def main(settings: SegmentationSettings) -> None:
         run.record.passed("memory")
         features.require_enough(settings, loaders.train_batches.batch_size_per_device)
         task, untaught = (Segmentation(state.trained, one, settings, world, run.timeline) for one in (teacher, None))
-        if settings.probe_seconds:  # without a cache: measured is the pass that fills it
+        if settings.probe_seconds:  # without a cache: the probe measures the pass that fills it
             return probe.measure(task, [state], loaders, opened, run, without_teacher=untaught if teacher else None)
 
         measure = partial(

@@ -80,7 +80,7 @@ _PLACES = {
     "tune": "launcher.study.tune_study:tune",
     "upload": "launcher.backends.plans:upload",
 }
-"""Where each name above is, module:name. It is imported when it is first asked for, so that a program pays for what it uses."""
+"""Where each name above is, as module:name. It is imported on first use, so that a program pays only for what it uses."""
 
 
 def __getattr__(name: str) -> object:

@@ -1,4 +1,4 @@
-"""Where in the user's own code something happens: its file, line and text, and the framework that did it in the user's place."""
+"""Where in the user's own code something happens: its file, line and text, and the framework that did it on the user's behalf."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from launcher_observer.secret_shapes import shows_a_secret
 
 LONGEST_TEXT, LONGEST_SEARCHED = 200, 1000
-"""Characters of a line that are written down, and those that are searched for a secret, which may begin in the first and go on."""
+"""Characters of a line that are recorded, and that are searched for a secret, which may begin in the first and go on."""
 
 OURS = os.path.dirname(__file__) + os.sep
 STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
@@ -24,16 +24,16 @@ class Address(NamedTuple):
     """A line of the user's code."""
 
     file: str
-    """Relative to the script's folder or the working folder where below one, else absolute."""
+    """Relative to the script's folder or the working folder if below one, else absolute."""
     line: int
     text: str
-    """Without indentation; "" where it seems to hold a secret, which a record must not."""
+    """Without indentation; "" if it seems to hold a secret, which a record must not."""
     via: str | None
     """The framework whose code did it, called from that line; None: the line itself."""
 
 
 def here() -> Address:
-    """The innermost line of the user's code under way on this thread; the outermost of all where none is the user's."""
+    """The innermost line of the user's code running on this thread; the outermost of all if none is the user's."""
     frame = sys._getframe(1)
     via: str | None = None
     while not is_users(frame.f_code.co_filename) and frame.f_back is not None:
@@ -45,13 +45,13 @@ def here() -> Address:
 
 
 def address(file: str, line: int, via: str | None = None) -> Address:
-    """A line as it is written down."""
+    """A line as it is recorded."""
     return Address(shown(file), line, _text(linecache.getline(file, line)), via)
 
 
 @functools.lru_cache(maxsize=500)
 def _text(line: str) -> str:
-    """An Address's text: a script's few lines come again and again, and the search takes many times as long as the rest."""
+    """An Address's text, cached: a script's few lines recur, and the search takes many times as long as the rest."""
     line = line.strip()
     return "" if shows_a_secret(line[:LONGEST_SEARCHED]) else line[:LONGEST_TEXT]
 
@@ -68,8 +68,8 @@ def is_users(file: str) -> bool:
 
 
 def _is_made(parts: list[str]) -> bool:
-    """Whether TorchInductor or Triton made the file, which then is torch's: in /tmp/torchinductor_<user> and ~/.triton, or where a variable
-    says (torch/_inductor/runtime/cache_dir_utils.py)."""
+    """Whether TorchInductor or Triton generated the file, which then is torch's: in /tmp/torchinductor_<user> and ~/.triton, or where a
+    variable says (torch/_inductor/runtime/cache_dir_utils.py)."""
     places = [os.environ.get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")]
     if any(place and os.sep.join(parts).startswith(os.path.join(place, "")) for place in places):
         return True
@@ -78,7 +78,7 @@ def _is_made(parts: list[str]) -> bool:
 
 @functools.cache
 def package(file: str) -> str | None:
-    """The top package of an installed file; None for the user's, Python's and ours."""
+    """The top-level package of an installed file; None for the user's, Python's and ours."""
     parts = file.split(os.sep)
     for name in INSTALLED:
         if name in parts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # each of these takes milliseconds, of every Python process of a run
+if TYPE_CHECKING:  # each of these costs every Python process of a run milliseconds
     from collections.abc import Callable
     from importlib.machinery import ModuleSpec
     from types import ModuleType
@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # each of these takes milliseconds, of every Python process o
 
 
 def after_import(name: str, act: Callable[[ModuleType], None]) -> None:
-    """Call `act` with a module when its import has finished; at once where it has been imported already.
+    """Call `act` with a module when its import has finished; at once if it is already imported.
 
     Args:
         name: dotted.
@@ -27,7 +27,7 @@ def after_import(name: str, act: Callable[[ModuleType], None]) -> None:
 
 
 class _Finder:
-    """Asks the other finders for the modules that somebody waits for, and has their loaders tell when they are done."""
+    """Finds the awaited modules through the other finders, and has their loaders report when they are done."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, list[Callable[[ModuleType], None]]] = {}
@@ -44,7 +44,7 @@ class _Finder:
         return None
 
     def _tell_when_done(self, spec: ModuleSpec) -> None:
-        """The loader itself stays the module's: only its next `exec_module` is ours."""
+        """The module keeps its own loader: only the next `exec_module` is ours."""
         loader: Any = spec.loader
         if not hasattr(loader, "__dict__") or not hasattr(loader, "exec_module"):
             return

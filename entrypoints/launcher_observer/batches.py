@@ -9,7 +9,7 @@ Batch = TypeVar("Batch")
 
 
 class Batches(Generic[Batch]):
-    """One pass over something that gives batches."""
+    """One pass over a source of batches."""
 
     def __init__(self, batches: Iterable[Batch]):
         self._batches = iter(batches)

@@ -16,21 +16,21 @@ CONTRACT_FILES = {
     "SM_INPUT_DATA_CONFIG": "inputdataconfig.json",
     "SM_INSTANCE_GROUPS_DICT": "resourceconfig.json",
 }
-"""What the toolkit makes each variable of."""
+"""The file that the toolkit makes each variable from."""
 
 
 def contract_value(environ: Mapping[str, str], name: str, default: Any) -> Any:
-    """The value of one of the contract's variables that hold JSON; from SageMaker's own file where the variable was cut short.
+    """The value of a contract variable that holds JSON; read from SageMaker's own file if the variable was truncated.
 
-    On hosts 2 … n of an mpirun job the variables come from /etc/environment, of which PAM before 1.4 (Ubuntu 20.04, so every image with
-    smddp) keeps 1,023 characters a line (https://github.com/linux-pam/linux-pam/issues/31).
+    On hosts 2 … n of an mpirun job the variables come from /etc/environment, whose lines PAM before 1.4 (Ubuntu 20.04, so every image
+    with smddp) truncates to 1,023 characters (https://github.com/linux-pam/linux-pam/issues/31).
 
     Args:
         name: one of CONTRACT_FILES.
-        default: where there is no such variable.
+        default: if there is no such variable.
 
     Raises:
-        ValueError: the variable is no JSON, and there is no file in its place.
+        ValueError: the variable is not JSON, and its file cannot be read.
     """
     if not environ.get(name):
         return default
@@ -57,7 +57,7 @@ def contract_value(environ: Mapping[str, str], name: str, default: Any) -> Any:
 
 
 def _typed(value: Any) -> Any:
-    """A hyperparameter as the toolkit reads it from its file: JSON in a text, or the text itself."""
+    """A hyperparameter as the toolkit reads it from its file: parsed JSON, or the text itself."""
     try:
         return json.loads(value)
     except (ValueError, TypeError):
@@ -65,7 +65,7 @@ def _typed(value: Any) -> Any:
 
 
 def node_name(environ: Mapping[str, str] = os.environ) -> str:
-    """This host as Debugger's readers name it, algo-N; by its place among the hosts where they have other names."""
+    """This host as Debugger's readers name it, algo-N; by its position among the hosts if they have other names."""
     own = environ.get("SM_CURRENT_HOST", "algo-1")
     hosts = contract_value(environ, "SM_HOSTS", [])
     if re.fullmatch(r"algo-\d+", own) or own not in hosts:

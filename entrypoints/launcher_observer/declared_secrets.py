@@ -38,8 +38,8 @@ def fetch(secrets: Mapping[str, Mapping[str, str]], region: str | None) -> dict[
     """The secrets' values by variable name.
 
     Args:
-        secrets: variable name -> {"secretsmanager": name or ARN}, with the "key" of a field where the secret is a JSON object.
-        region: of secrets that are given by name; None: the one that boto3 is set to.
+        secrets: variable name -> {"secretsmanager": name or ARN}, with the "key" of a field if the secret is a JSON object.
+        region: of secrets given by name; None: the one that boto3 is set to.
 
     Raises:
         SecretError: one or more cannot be read.
@@ -91,12 +91,12 @@ def _field(text: str, key: str | None) -> str:
 
 
 def provide(secrets: Mapping[str, Mapping[str, str]]) -> None:
-    """Set the variables that this process has not inherited; where one cannot be read, end the process and say why."""
+    """Set the variables that this process has not inherited; if one cannot be read, say why and end the process."""
     missing = {name: given for name, given in secrets.items() if not os.environ.get(name)}
     try:
         os.environ.update(fetch(missing, os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")))
     except SecretError as error:
-        # the toolkit copies the lines from the first name of an exception on into FailureReason: `watch` in its process.py
+        # the toolkit copies the lines from the first exception name onward into FailureReason: `watch` in its process.py
         lines = "".join(f"{': '.join(problem)}\n" for problem in error.args)
         sys.stderr.write(f"RuntimeError: the job needs these secrets\n{lines}")
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""DataLoaders that keep one iterator for all epochs, so that their workers go on: timm's MultiEpochsDataLoader, ultralytics'
+"""DataLoaders that keep one iterator, and so its workers, for all epochs: timm's MultiEpochsDataLoader, ultralytics'
 InfiniteDataLoader."""
 
 from __future__ import annotations
@@ -7,11 +7,11 @@ import contextlib
 from typing import Any
 
 REPEATING = "_RepeatSampler"
-"""The class in timm/data/loader.py and ultralytics/data/build.py that draws the batches of a sampler again and again."""
+"""The class in timm/data/loader.py and ultralytics/data/build.py that repeats a sampler's batches endlessly."""
 
 
 def repeats_after(torch: Any, loader: Any) -> int | None:
-    """Batches of each pass, where a DataLoader's iterator goes on and on; None: it ends, or that is not known.
+    """Batches per pass of a DataLoader whose iterator is endless; None: it ends, or that is not known.
 
     Only torch's own samplers are asked for their length: others may draw their samples to count them.
 

@@ -1,7 +1,7 @@
-"""What the hooks saw on the training thread: noted at once, at next to no cost, and put together later, several steps at a time.
+"""What the hooks see on the training thread: noted at once, at next to no cost, and processed later, several steps at a time.
 
-A hook is called while the step's own data fill the processor's caches, where every line of Python costs several times what it costs
-in a row with others.
+A hook runs while the step's own data fill the CPU's caches, so every line of Python costs several times what it costs in a row with
+others.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from typing import Any
 from launcher_observer.step_clock import StepClock
 
 MOST, LONGEST = 60, 0.1
-"""Events that wait, some ten steps of a plain loop, and seconds that one waits."""
+"""Events that wait (some ten steps of a plain loop), and seconds that one waits."""
 
 FULL = 1000
-"""Events that wait wherever they come from, such as those of a model that is used when its training is over."""
+"""Events that wait in any case, such as those of a model in use after its training."""
 
 WITHIN = ("optimizer", "backward")
-"""Phases that go on after a backward pass within them."""
+"""Phases that continue after a backward pass within them."""
 
 
 class Events:
-    """The events since the clock was last told of any."""
+    """The events that the clock does not know yet."""
 
     def __init__(self, clock: StepClock, fail: Callable[[Exception], None]):
         """
         Args:
-            fail: takes an error, and ends all of it.
+            fail: called with an error, which ends the observer.
         """
         self._clock, self._fail = clock, fail
         self.phase: str | None = None
-        """What is under way, as far as it can be told by now."""
+        """The current phase, as far as known."""
         self.moment: Callable[[], Any] | None = None
-        """Gives the timer's moments; None: they are the host's clock."""
+        """Returns the timer's moment; None: moments are the host's clock."""
         self.on_settled: Callable[[], None] | None = None
-        """Called when the clock was told of all of them."""
+        """Called when the clock knows all of them."""
         self.at_once = True
         """Whether no event waits: in the first steps, which decide how the others are measured."""
         self._waiting: list[tuple[Callable[..., Any], float, Any, tuple[Any, ...]]] = []
@@ -46,8 +46,8 @@ class Events:
         """Something happened now.
 
         Args:
-            phase: that is under way from now on.
-            act: to be called with the arguments, when the clock shows this moment.
+            phase: the current one from now on.
+            act: to be called with the arguments, once the clock is set to this moment.
         """
         try:
             now = perf_counter()
@@ -59,13 +59,13 @@ class Events:
             self._fail(error)
 
     def settle_if_due(self) -> None:
-        """To be called where the time that it takes is no phase's."""
+        """Call it where the time it takes belongs to no phase."""
         waiting = self._waiting
         if self.at_once or len(waiting) >= MOST or (waiting and waiting[-1][1] - self._settled >= LONGEST):
             self.settle()
 
     def settle(self) -> None:
-        """Tell the clock of all events so far."""
+        """Pass all events so far to the clock."""
         waiting, self._waiting = self._waiting, []
         clock = self._clock
         try:

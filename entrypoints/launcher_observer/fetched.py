@@ -1,7 +1,7 @@
-"""Batches that were asked for with gradients off: an evaluation's, or a training step's.
+"""Batches that were requested with gradients off: an evaluation's, or a training step's.
 
-A generator or a prefetcher under `torch.no_grad()` hands on batches that are trained on. Which of both it is shows when the next batch is
-asked for: what is trained on is asked for again after one step.
+A generator or a prefetcher under `torch.no_grad()` hands on batches that are trained on. Which of the two it is shows at the next
+request: a source that is trained on is asked again after one step.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ class Fetched:
     def __init__(self, step: Step):
         """
         Args:
-            step: begins with the evaluation.
+            step: starts with the evaluation.
         """
         self.step = step
         self.over: Cut | None = None
-        """Where the evaluation ended, if it is one: the step is under way from there on."""
+        """Where the evaluation ended, if it is one: the step starts there."""
         self._passes: list[Loading] = []
 
     def add_batch(self, loading: Loading, samples: int, waited: float) -> bool:
-        """A batch came. Returns whether a step may hold as many."""
+        """A batch arrived. Returns whether a step may hold that many."""
         self._passes.append(loading)
         self.step.add_batch(loading, samples, waited)
         return self._passes.count(loading) <= AHEAD
 
     def is_asked_again(self, asked: Loading | None) -> bool:
-        """Whether the next batch, after one step, is one of the same pass. Then its gradients are not looked at any more."""
+        """Whether the next batch, after one step, is of the same pass. If so, its gradient mode no longer matters."""
         if asked not in self._passes:
             return False
         for loading in self._passes:
@@ -42,7 +42,7 @@ class Fetched:
         return True
 
     def becomes_evaluation(self) -> tuple[float, float]:
-        """The step began only after the batches. Returns when their evaluation began, and its seconds."""
+        """Start the step only after the batches. Returns when their evaluation began, and its seconds."""
         step, over = self.step, self.over
         assert over is not None
         began, step.began, step.begin, step.cpu = step.began, over.time, over.moment, over.cpu

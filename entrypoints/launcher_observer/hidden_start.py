@@ -1,4 +1,4 @@
-"""Runs the sitecustomize.py that the launcher's hides, as Python would without it."""
+"""Runs the sitecustomize.py that the launcher's shadows, as Python would without it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:  # `typing` itself takes milliseconds
     from importlib.machinery import ModuleSpec
 
 OF_THE_SOURCE = "sitecustomize_of_the_source"
-"""The module name under which the source folder's own one travels, beside the launcher's."""
+"""The module name under which the source folder's own travels, beside the launcher's."""
 
 
 def run_hidden(ours: str) -> None:
-    """Run the next sitecustomize: the source folder's own, else the first in another folder of the path. None: nothing happens.
+    """Run the next sitecustomize, if any: the source folder's own, else the first in another folder of the path.
 
-    It takes the place of the launcher's in sys.modules, so that a script can import from it.
+    It replaces the launcher's in sys.modules, so that a script can import from it.
 
     Args:
         ours: path of the launcher's.
@@ -37,6 +37,6 @@ def run_hidden(ours: str) -> None:
 
 
 def _found(name: str, path: list[str]) -> ModuleSpec | None:
-    """A module in some folders, as Python's own finders find it."""
+    """A module in some folders, found by Python's own finders."""
     found = (finder.find_spec(name, path, None) for finder in sys.meta_path if hasattr(finder, "find_spec"))
     return next((spec for spec in found if spec is not None), None)

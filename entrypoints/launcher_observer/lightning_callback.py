@@ -1,4 +1,4 @@
-"""Observes a Lightning `Trainer` whose interpreter was started without the launcher: in a notebook, or in a container of one's own.
+"""Observes a Lightning `Trainer` in an interpreter started without the launcher: in a notebook, or in your own container.
 
 trainer = Trainer(…, callbacks=[LauncherCallback()])
 """
@@ -11,10 +11,10 @@ from launcher_observer.start import start
 
 
 class LauncherCallback(Callback):
-    """Make it before the data loaders, so that their lines are known.
+    """Create it before the data loaders, so that their lines are known.
 
-    It records in $LAUNCHER_OBSERVER_FOLDER, an existing folder, or in a SageMaker job's output. With neither it does nothing; nor does
-    it where the process is observed already.
+    It records in $LAUNCHER_OBSERVER_FOLDER, an existing folder, or in a SageMaker job's output. It does nothing if there is neither, or
+    if the process is already observed.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Where the host's time goes: a thread looks at the training thread's Python stack now and then."""
+"""Where the host's time goes: a thread samples the training thread's Python stack."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from launcher_observer.addresses import address, is_users, package
 
 INTERVAL, LATER, MANY = 0.05, 0.2, 500
-"""Seconds between two looks at first; later, which is after MANY looks: the lines are known by then."""
+"""Seconds between two samples at first; later, after MANY samples: the lines are known by then."""
 
 MOST_LINES = 50
-"""That are written down."""
+"""That are recorded."""
 
 MODULE_CALLS = frozenset({"_call_impl", "_wrapped_call_impl"})
 """Functions of torch/nn/modules/module.py through which every module is called."""
@@ -42,7 +42,7 @@ class LineSampler:
     def __init__(self, phase: Callable[[], str | None], is_over: Callable[[], bool], guarded: Callable[..., Any]):
         """
         Args:
-            phase: that is under way.
+            phase: the current one.
             is_over: whether to stop.
             guarded: calls a function and reports its error.
         """
@@ -50,11 +50,11 @@ class LineSampler:
         self._seen: Counter[Seen] = Counter()
 
     def start(self, thread: int) -> None:
-        """Look at this thread from now on, from a thread that the script's own list of threads does not have."""
+        """Sample this thread from now on, from a thread that `threading` does not list."""
         _thread.start_new_thread(self._guarded, (self._look, thread))
 
     def lines(self) -> dict[str, Any]:
-        """What a record's `lines` says: of all samples so far, the most frequent lines."""
+        """A record's `lines`: the most frequent lines of all samples so far."""
         seen = self._seen.copy()
         lines = []
         for place, samples in seen.most_common(MOST_LINES):
@@ -72,11 +72,11 @@ class LineSampler:
                 seen = _seen(frame, self._phase())
                 if seen is not None:
                     self._seen[seen] += 1
-            del frame  # it would keep the thread's variables
+            del frame  # it would keep the thread's variables alive
 
 
 def _seen(frame: FrameType | None, phase: str | None) -> Seen | None:
-    """Where a stack is; None where none of its frames is the user's."""
+    """Where a stack is; None if none of its frames is the user's."""
     assert frame is not None
     inner: str | None = None
     in_model = False
@@ -87,7 +87,7 @@ def _seen(frame: FrameType | None, phase: str | None) -> Seen | None:
             while not in_model and outer is not None:
                 in_model = outer.f_code.co_name in MODULE_CALLS
                 outer = outer.f_back
-            if phase is None and in_model:  # no batch was seen to come, such as the next one without a DataLoader
+            if phase is None and in_model:  # no batch was seen to arrive, such as the next one without a DataLoader
                 phase = "forward"
             return Seen(code.co_filename, frame.f_lineno, phase, inner, in_model)
         inner = inner or package(code.co_filename)  # what Python's own library does is its caller's

@@ -1,4 +1,4 @@
-"""What a script makes of models, optimizers and precision, as the hooks see it made: on any thread."""
+"""The models, optimizers and precision that a script makes, as the hooks see them made: on any thread."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from launcher_observer.models import models_of
 from launcher_observer.setups import Setups
 
 MOST_DESCRIBED = 8
-"""Optimizers whose models are looked for, which goes through all that Python holds: a script may make one for every image."""
+"""Optimizers whose models are looked for, by a scan of all Python objects: a script may make one for every image."""
 
 
 class MadeThings:
-    """Notes each thing, with the line that made it."""
+    """Notes each object, with the line that made it."""
 
     def __init__(self, torch: Any, noted: Setups):
         """
@@ -28,9 +28,9 @@ class MadeThings:
         self._described: set[int] = set()
         """Identities of optimizers."""
         self._described_yet = 0
-        """Optimizers in all, also those that are gone."""
+        """Optimizers in all, including those that are gone."""
         self.parallel_models: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Those that ranks share."""
+        """DDP and FSDP models."""
         self.compiles = False
         """Whether torch.compile was called."""
         self.device: Any = None
@@ -54,7 +54,7 @@ class MadeThings:
         )
 
     def autocast_entered(self, context: Any) -> None:
-        """An autocast began. Those without gradients are an evaluation's, those that are off an exception within another."""
+        """An autocast began. One without gradients is an evaluation's; a disabled one is an exception within another."""
         if self._autocast is None and context._enabled and self._torch.is_grad_enabled():
             self._autocast = str(context.fast_dtype).removeprefix("torch.")
             self._precision(here())
@@ -64,7 +64,7 @@ class MadeThings:
         return id(optimizer) in self._described
 
     def describe(self, optimizer: Any) -> None:
-        """At an optimizer's first step the models are there, and the loop's functions are under way."""
+        """Called at an optimizer's first step: the models exist, and the loop's functions are running."""
         self._described.add(id(optimizer))
         self._setups.add("step", here(), {})
         model_at = here()

@@ -21,14 +21,14 @@ MOST_FROZEN = 5
 """Frozen models that are described."""
 
 READS_VARIABLES = {"locals", "vars", "exec", "eval"}
-"""Before Python 3.13 a function's variables, read from outside, change what these gave it."""
+"""Before Python 3.13, reading a function's variables from outside changes what these gave it."""
 
 OPTIMIZED = 0x1
-"""Flag of a function's code (inspect.CO_OPTIMIZED); a module's has it not."""
+"""Flag of a function's code (inspect.CO_OPTIMIZED); a module's lacks it."""
 
 
 def models_of(torch: Any, optimizer: Any) -> Iterator[tuple[Address, dict[str, Any]]]:
-    """What is known of frozen models, then of the one that an optimizer trains, and where the functions under way call each.
+    """What is known of frozen models, then of the one that an optimizer trains, and where the running functions call each.
 
     Args:
         torch: the module.
@@ -50,7 +50,7 @@ def models_of(torch: Any, optimizer: Any) -> Iterator[tuple[Address, dict[str, A
 
 
 def _models(torch: Any) -> list[Any]:
-    """The modules that are no part of others."""
+    """The modules that are not part of others."""
     modules = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)]
     parts = {id(part) for module in modules for part in module.__dict__.get("_modules", {}).values()}
     return [module for module in modules if id(module) not in parts]
@@ -59,7 +59,7 @@ def _models(torch: Any) -> list[Any]:
 def _values(model: Any, parameters: list[Any]) -> dict[str, Any]:
     """
     Args:
-        model: None where only the parameters are known.
+        model: None if only the parameters are known.
     """
     counts = [(parameter.numel(), parameter.requires_grad) for parameter in parameters]
     return {
@@ -71,14 +71,14 @@ def _values(model: Any, parameters: list[Any]) -> dict[str, Any]:
 
 
 def _itself(model: Any) -> Any:
-    """A model without what is around it."""
+    """A model without its wrappers."""
     while type(model).__name__ in WRAPPERS:
         model = getattr(model, WRAPPERS[type(model).__name__])
     return model
 
 
 def _called(model: Any) -> Address:
-    """Where the innermost of the user's functions that can see a model calls it; the line under way where none does."""
+    """Where the innermost of the user's functions that can see a model calls it; the current line if none does."""
     frame: FrameType | None = sys._getframe(1)
     same = {id(model), id(_itself(model))}
     while frame is not None:

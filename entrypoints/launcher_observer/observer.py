@@ -1,4 +1,4 @@
-"""One training process's observer: what the hooks see goes through it into the rank's timeline."""
+"""The observer of one training process: records what the hooks see in the rank's timeline."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from launcher_observer.timers import GpuTimer, HostTimer, Timer
 from launcher_observer.windows import WARM_UP_STEPS, Windows
 
 FIRST_LINES, LINES_GROWTH = 5.0, 1.5
-"""Seconds until the sampled lines are first written, and how many times as long it takes until the next time."""
+"""Seconds until the sampled lines are first written, and the factor by which that time grows for each next write."""
 
 LOADING = "_launcher_loading"
 """Attribute of a DataLoader's iterator that holds its Loading."""
 
 
 class Observer:
-    """What the hooks call. All calls but the setups' come from the training thread: the first one that runs a backward pass."""
+    """Receives the hooks' calls. All but those on set-up come from the training thread: the first that runs a backward pass."""
 
     def __init__(self, torch: Any, folder: Path, hook_copies: Callable[[Observer], None]):
         """
         Args:
             torch: the module.
             folder: where the timeline goes.
-            hook_copies: has `copied` called for copies to a GPU, from then on.
+            hook_copies: hooks copies to a GPU for this observer, from then on.
         """
         self.torch, self.folder, self._hook_copies = torch, folder, hook_copies
         self.thread: int | None = None
@@ -65,23 +65,23 @@ class Observer:
         self._sampler = LineSampler(lambda: self.events.phase, lambda: self.is_over, self.guarded)
         self._file: TimelineFile | None = None
         self._asking: Loading | None = None
-        """Whose next batch is waited for."""
+        """The pass whose next batch is awaited."""
         self.set_to_evaluate: set[int] = set()
-        """Identities of models that were, with nothing trained since."""
+        """`id`s of models set to evaluate, with nothing trained since."""
         self._evaluates_at: Address | None = None
-        """Where the first of them was."""
+        """Where the first of them was set."""
         self._between: str | None = None
-        """The phase after an optimizer step: the next forward pass's, where nothing tells of its batch."""
+        """The phase after an optimizer step: "forward" if no loader reports the next batch."""
         self._called: set[str] = set()
-        """What the loop was seen to call, each on its first line."""
+        """What the loop has called so far; only the first line of each is noted."""
         self._not_measured: dict[str, str] = {}
         self._lines_due = 0.0
         self._pid = os.getpid()
 
-    # Its own end
+    # Shutdown
 
     def guarded(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What a hook wants done; None where the observer has ended, or ends now by an error of its own."""
+        """Run a hook's action; None if the observer has ended, or if the action fails, which ends it."""
         if not self.is_over:
             try:
                 return act(*args, **kwargs)
@@ -99,7 +99,7 @@ class Observer:
         self.is_over, self.thread = True, None
 
     def _fail(self, error: Exception) -> None:
-        """Something here went wrong: the script goes on, unobserved."""
+        """The observer failed: the script continues, unobserved."""
         if self.is_over:
             return
         self._stop()
@@ -109,7 +109,7 @@ class Observer:
             self.tell_not_measured("steps", f"the observer ended by an error of its own: {said}")
 
     def _forked(self) -> None:
-        """This process is a copy of one that may be observed. It may train itself, but not in the other's name."""
+        """Called in the fork of a process that may be observed. It may train, but not in its parent's name."""
         if self._file is not None:
             self._stop()
         elif not self.is_over:
@@ -123,7 +123,7 @@ class Observer:
         self._stop()
 
     def close(self) -> None:
-        """Write what is known by now; no step comes any more."""
+        """Write what is known by now; no further step follows."""
         self.events.add(None, self.clock.close)
         self.events.settle()
         self._windows.close()
@@ -133,18 +133,18 @@ class Observer:
     # What the hooks see on the training thread
 
     def may_train_here(self) -> bool:
-        """Whether this thread is the one that trains; as long as that is not known, the program's main one."""
+        """Whether this is the training thread; until that is known, whether it is the main thread."""
         ident = threading.get_ident()
         if self.thread is not None:
             return ident == self.thread
         return not self.is_over and ident == threading.main_thread().ident
 
     def trains_here(self) -> bool:
-        """Whether this thread is the one that trains."""
+        """Whether this is the training thread."""
         return threading.get_ident() == self.thread
 
     def takes_this_thread(self) -> bool:
-        """Whether this thread trains: the first one that asks, from then on it alone."""
+        """Whether this is the training thread: the first to ask, and it alone from then on."""
         ident = threading.get_ident()
         if self.thread is None and not self.is_over:
             self.thread = ident
@@ -157,7 +157,7 @@ class Observer:
         self._loaders[loader] = self.setups.loader(loader)
 
     def loader_restarts(self, loader: Any) -> None:
-        """A DataLoader is asked for an iterator, for which workers may have to start."""
+        """A DataLoader is asked for an iterator; workers may have to start."""
         if not self.may_train_here():
             self.reads_elsewhere = True
             return
@@ -167,9 +167,9 @@ class Observer:
             self.events.add(self.events.phase, self.clock.loader_restarts)
 
     def iterates(self, iterator: Any, loader: Any) -> None:
-        """The iterator is there."""
+        """The iterator was created."""
         known = self._loaders.get(loader)
-        if known is None:  # a copy, for which nobody called __init__
+        if known is None:  # a copy, made without a call of __init__
             known = self._loaders[loader] = self.setups.loader(loader)
         if known.batches is None:
             known.batches = setups.batches_of(self.torch, loader)
@@ -179,17 +179,17 @@ class Observer:
         setattr(iterator, LOADING, loading)
 
     def passes_over(self, iterator: Any, batches: Any) -> None:
-        """A pass begins over something that the script gave to `launcher_steps`."""
+        """A pass begins over what the script gave to `launcher_steps`."""
         setattr(iterator, LOADING, self.setups.other_loader(batches).next_pass())
 
     def calls(self, what: str, values: Callable[[], dict[str, Any]] = dict) -> None:
-        """The loop calls something: backward, scaler, copy. Its first line is noted."""
+        """The loop calls backward, a scaler or a copy. The first line of each is noted."""
         if what not in self._called:
             self._called.add(what)
             self.setups.add(what, here(), values())
 
     def backward_begins(self) -> str | None:
-        """Returns the phase under way once it is over."""
+        """Returns the phase that resumes after it, if any."""
         within = self.events.phase
         if self.set_to_evaluate:
             self.set_to_evaluate.clear()
@@ -213,20 +213,20 @@ class Observer:
 
     def sets_to_evaluate(self, model: Any) -> None:
         if self.events.phase == "forward" and self._between is None:
-            return  # in the middle of a step: a teacher, or a part of the model that is frozen
+            return  # mid-step: a teacher, or a frozen part of the model
         if not self.set_to_evaluate:
             self._evaluates_at = here()
             self.events.add("evaluate", self.clock.evaluation_may_begin)
         self.set_to_evaluate.add(id(model))
 
     def sets_to_train(self) -> None:
-        """One of the models that were set to evaluate."""
+        """A model set to evaluate is set to train again."""
         self.set_to_evaluate.clear()
         self.events.add(self._between, self._evaluation_ends, self._evaluates_at, time.process_time())
         self.events.settle()
 
     def checkpoint_begins(self) -> bool:
-        """Whether it counts: the outermost does, and nothing that is saved in making a batch, such as a cache of samples."""
+        """Whether it counts: only the outermost save does, and none while a batch is made, such as of a sample cache."""
         if self.events.phase in ("checkpoint", "data_wait"):
             return False
         self.setups.add("checkpoint", here(), {})
@@ -238,15 +238,15 @@ class Observer:
         self.events.add(None, self.clock.checkpoint_ends)
         self.events.settle()
 
-    # What the clock makes of it later
+    # Called as the events settle
 
     def batch_asked(self, loading: Loading, trains: bool, cpu: float) -> None:
         """
         Args:
             trains: gradients are on.
-            cpu: seconds that the process has used.
+            cpu: CPU seconds of the process so far.
         """
-        if self._asking is not None:  # by what is around this loader, which hands its batches on
+        if self._asking is not None:  # by a loader that wraps this one and hands its batches on
             self._asking.loader = loading.loader
             return
         self._asking = loading
@@ -290,7 +290,7 @@ class Observer:
         self._of_training(self.clock.backward_begins())
 
     def _optimizes(self, optimizer: int) -> None:
-        """An optimizer's step begins, whatever made its gradients."""
+        """An optimizer's step begins, whatever produced its gradients."""
         self._of_training(self.clock.optimizer_begins(optimizer))
 
     def _of_training(self, loading: Loading | None) -> None:
@@ -298,7 +298,7 @@ class Observer:
             loading.loader.role = "training"
             self.setups.note(loading.loader)
 
-    # What becomes of it
+    # What is recorded
 
     def _step_ended(self, step: Step) -> None:
         if self.is_over:
@@ -327,7 +327,7 @@ class Observer:
             )
 
     def _release(self) -> None:
-        """An evaluation, or what follows the training, takes moments that no step needs."""
+        """Release the moments of an evaluation, or after training, that no step needs."""
         if self.clock.holds_a_moment():
             return
         self._windows.fold(evaluates=True)  # the last step had not passed on the device when it ended on the host
@@ -369,7 +369,7 @@ class Observer:
         }
 
     def _extra(self) -> dict[str, float]:
-        """Further numbers of a window."""
+        """Additional metrics of a window."""
         module = getattr(self.torch, self.made.device.type, None) if isinstance(self._timer, GpuTimer) else None
         memory = module.max_memory_allocated(self.made.device) if module is not None else process.peak_host_memory()
         waited = [process.grad_sync_seconds(model) for model in self.made.parallel_models]

@@ -1,12 +1,12 @@
-"""Settings of a script that come from outside, with no change of it: LAUNCHER_SETTINGS, JSON by name.
+"""Overrides a script's settings without changing it: LAUNCHER_SETTINGS, JSON by name.
 
     LAUNCHER_SETTINGS='{"num_workers": 2, "pin_memory": true}' launcher watch -- python train.py
 
-num_workers, pin_memory, persistent_workers and prefetch_factor go to each DataLoader as it is made, in the place of its own;
-matmul_precision and cudnn_benchmark to torch as it is imported, so that a script's own call wins. `launcher tune` sets them.
+num_workers, pin_memory, persistent_workers and prefetch_factor replace each DataLoader's own as it is made; matmul_precision and
+cudnn_benchmark are set as torch is imported, so a script's own call wins. `launcher tune` sets them.
 
-A loader whose samples depend on the number of its workers keeps its own: that of an iterable dataset, and one with a worker_init_fn.
-One whose workers persist keeps them so, and has at least one: else it would draw another order in later epochs.
+A loader whose samples depend on its number of workers keeps that number: one with an iterable dataset or a worker_init_fn.
+One with persistent workers keeps them persistent, and at least one: otherwise later epochs would draw another order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OF_TORCH = ("matmul_precision", "cudnn_benchmark")
 
 
 def apply(torch: Any, environ: Mapping[str, str] = os.environ) -> None:
-    """Set what the variable names, if there is one; what cannot be set is reported.
+    """Apply the variable's settings, if there is one; report what cannot be set.
 
     Args:
         torch: the module, just imported.
@@ -75,7 +75,7 @@ def _set_on_loaders(torch: Any, wanted: Mapping[str, Any]) -> None:
     @functools.wraps(reset)
     def _reset(iterator: Any, loader: Any, first_iter: bool = False) -> None:
         if not first_iter and loader in kept_workers:
-            # an iterator of its own for each epoch draws the seed of its workers; without the draw the next epoch's order would be another
+            # a new iterator for each epoch would draw its workers' seed; without that draw the next epoch's order would differ
             torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
         reset(iterator, loader, first_iter)
 
@@ -87,7 +87,7 @@ def arguments(torch: Any, own: Mapping[str, Any], wanted: Mapping[str, Any]) -> 
     """The arguments of a DataLoader that change.
 
     Args:
-        own: all that it is made with, by name.
+        own: all its arguments, by name.
     """
     workers, why_not = wanted.get("num_workers", own["num_workers"]), ""
     if isinstance(own["dataset"], torch.utils.data.IterableDataset):

@@ -1,4 +1,4 @@
-"""What a training process is: its rank, its age, its memory, the CPU time of its data workers. Standard library only."""
+"""Facts about a training process: its rank, age, memory, and data workers' CPU time. Standard library only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 def process_started() -> float:
-    """Unix seconds at which this process was started, to the kernel's hundredth."""
+    """When this process was started, in Unix seconds, to the kernel's hundredth."""
     ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19])
     # proc(5): field 22 counts from the boot
     uptime = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
@@ -25,13 +25,13 @@ def process_started() -> float:
 
 
 def worker_cpu_seconds() -> float:
-    """CPU seconds, user's and system's, that this process's worker processes have used so far, those that ended with their epoch too. Of
-    processes that were waited for the kernel tells the sum alone: any other child of the script is among them, once it has ended."""
+    """User and system CPU seconds of this process's worker processes so far, including those that ended with their epoch. The kernel
+    reports processes that were waited for only as a sum: any other child of the script counts too, once it has ended."""
     ticks = 0
     for worker in multiprocessing.active_children():
         try:
             text = Path(f"/proc/{worker.pid}/stat").read_text(encoding="ascii", errors="replace")
-        except OSError:  # it has ended in this moment
+        except OSError:  # it has just ended
             continue
         ticks += sum(int(field) for field in text.rpartition(")")[2].split()[11:13])  # proc(5): utime and stime
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)  # after active_children, which waits for those that have ended
@@ -39,12 +39,12 @@ def worker_cpu_seconds() -> float:
 
 
 def peak_host_memory() -> int:
-    """The most bytes of the machine's memory that this process has held."""
+    """Peak resident memory of this process, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # getrusage(2): kB
 
 
 def rank_and_size(torch: Any, environ: Mapping[str, str] = os.environ) -> tuple[int, int, str | None]:
-    """This process's rank, the number of processes, and the backend of torch.distributed; None where that is not in use.
+    """This process's rank, the number of processes, and the backend of torch.distributed; None if that is not in use.
 
     Args:
         torch: the module.
@@ -60,11 +60,11 @@ def rank_and_size(torch: Any, environ: Mapping[str, str] = os.environ) -> tuple[
 
 
 def described(torch: Any, device: Any) -> dict[str, Any]:
-    """What a record's `start` says of a training process and its device.
+    """What a record's `start` says about a training process and its device.
 
     Args:
         torch: the module.
-        device: that it trains on, a torch.device; None: not known.
+        device: the torch.device it trains on; None: not known.
     """
     is_gpu = device is not None and device.type not in NOT_GPUS
     module = getattr(torch, device.type, None) if is_gpu else None
@@ -82,13 +82,13 @@ def described(torch: Any, device: Any) -> dict[str, Any]:
 
 
 def grad_sync_seconds(model: Any) -> float | None:
-    """Seconds a step in which a model's backward pass was over on this rank and its gradients were not yet exchanged.
+    """Seconds per step in which a model's backward pass was over on this rank but its gradients were not yet exchanged.
 
-    From DistributedDataParallel's own record, which it takes of the first ten steps and of every hundredth then
-    (kDDPRuntimeLoggingSampleRate in torch/csrc/distributed/c10d/reducer.hpp): their mean. So it lags behind, and it costs nothing.
+    The mean of DistributedDataParallel's own record, which covers the first ten steps and every hundredth after that
+    (kDDPRuntimeLoggingSampleRate in torch/csrc/distributed/c10d/reducer.hpp). So it lags behind, and costs nothing.
 
     Returns:
-        None where there is no such record (yet).
+        None if there is no such record (yet).
     """
     logged: Callable[[], Mapping[str, float]] | None = getattr(model, "_get_ddp_logging_data", None)
     if logged is None:

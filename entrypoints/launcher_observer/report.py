@@ -1,4 +1,4 @@
-"""How the observer says that it cannot do something: once, in one line. Imports next to nothing."""
+"""Reports what the observer cannot do: once, in one line. Imports next to nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def report(what: str) -> None:
-    """One line on standard error, where there is one."""
+    """Write one line to standard error, if there is one."""
     try:
         sys.stderr.write(f"launcher observer: {what}; the script goes on without it\n")
         sys.stderr.flush()

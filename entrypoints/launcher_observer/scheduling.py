@@ -14,28 +14,28 @@ TASKS = Path("/proc/self/task")
 https://docs.kernel.org/scheduler/sched-stats.html"""
 
 AUTOGRAD = b"pt_autograd_"
-"""How the names of the threads begin that run backward passes on a GPU, while the training thread waits for them; the training thread
-itself runs those on a CPU. torch/csrc/autograd/engine.cpp (Engine::thread_init)"""
+"""Name prefix of the threads that run backward passes on a GPU, while the training thread waits for them; the training thread itself
+runs those on a CPU. torch/csrc/autograd/engine.cpp (Engine::thread_init)"""
 
 SHORTEST = 0.01
 """Seconds below which nothing is reported yet: the kernel counts a running thread's time at its ticks."""
 
 
 class Counters(NamedTuple):
-    """Since the threads began, of all of them together."""
+    """Totals of all the threads since they began."""
 
     now: float
     """Seconds of the host's clock."""
     on_core: float
     """Seconds."""
     delayed: float
-    """Seconds in which one was ready to run, and other tasks had the core (run-queue delay)."""
+    """Seconds in which one was ready to run while other tasks had the core (run-queue delay)."""
 
 
 class DrivingThreads:
-    """What share of the time the calling thread, which trains, and the autograd threads that it waits for have had a core, or lacked one.
+    """The share of time that the calling thread, which trains, and the autograd threads that it waits for had a core, or lacked one.
 
-    One of them runs at a time, so that their times add up. All calls come from the training thread, the first one after a backward pass.
+    Only one of them runs at a time, so their times add up. All calls come from the training thread, the first after a backward pass.
     """
 
     def __init__(self) -> None:
@@ -50,22 +50,22 @@ class DrivingThreads:
             own: the calling thread's id.
         """
         for task in TASKS.iterdir():
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended in this moment
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
                 if task.name == own or (task / "comm").read_bytes().startswith(AUTOGRAD):
                     self._files.append(os.open(task / "schedstat", os.O_RDONLY | os.O_CLOEXEC))
 
     def restart(self) -> None:
-        """What was until now does not count."""
+        """Discard the time until now."""
         self._before = self._counters()
 
     def a_step(self, step: float) -> dict[str, float]:
-        """Numbers of a usual step, by the shares since the last call, or since `restart`.
+        """Seconds of a typical step, by the shares since the last call, or since `restart`.
 
         Args:
-            step: seconds of it.
+            step: its seconds.
 
         Returns:
-            `thread_cpu_seconds` and `run_delay_seconds` of a step; empty where the kernel does not say, or too little time has passed.
+            `thread_cpu_seconds` and `run_delay_seconds` of a step; empty if the kernel does not say, or too little time has passed.
         """
         before, counters = self._before, self._counters()
         if before is None or counters is None or counters.now - before.now < SHORTEST:

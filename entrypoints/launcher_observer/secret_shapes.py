@@ -1,6 +1,6 @@
 """What secrets look like: the names of their settings, their issuers' prefixes, and random-looking texts with such a name.
 
-The launcher reads it too, for sources, settings and logs. Standard library only.
+The launcher uses it too, for sources, settings and logs. Standard library only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _KEYS = (
     "|shared|signing|ssh|storage|subscription|wandb"
 )
 _OF = r"(?:_?[0-9]+|_(?:dev|prod|production|pypi|read|readonly|ro|rw|staging|test|write))*"
-"""What may follow a name: which one of several it is."""
+"""Suffixes of a name, which tell one of several."""
 
 _SECRET = re.compile(
     rf"(^|_)(({_KEYS})_?keys?(_id)?|token|[a-z]*secrets?|[a-z]*password|passwd|pass|passphrase|pgpass|pwd|pat"
@@ -99,7 +99,7 @@ _ISSUED = {
     "a New Relic key": (("NRAK-",), r"NRAK-[A-Z0-9]{27}"),
     "a JSON web token": ((".eyJ",), r"eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{20,}"),
 }
-"""Kind -> texts of which each has one, looked for first because that is fast, and its regular expression."""
+"""Kind -> texts, of which each match holds one (a fast check first), and its regular expression."""
 
 _PATTERNS = {
     kind: ([sign.encode() for sign in signs], re.compile(rf"(?<![A-Za-z0-9]){pattern}(?![A-Za-z0-9])".encode()))
@@ -112,7 +112,7 @@ _ASSIGNED = re.compile(
     % _OF.encode(),
     re.MULTILINE,
 )
-"""The end of a name and the text that it gets: in quotes, or to the end of the line."""
+"""The end of a name and the text assigned to it: in quotes, or to the end of the line."""
 
 _NAME = re.compile(rb"[A-Za-z_][\w.-]{0,60}$")
 
@@ -122,7 +122,7 @@ _QUOTED = re.compile(
     [=\s(\[]* [A-Za-z]{0,2} (?: ["'] | ["']{3} ) [^"'\s]""",
     re.VERBOSE,
 )
-"""In Python, a name and the beginning of a quoted text that it gets or is compared with."""
+"""In Python, a name and the start of a quoted text that it is assigned or compared with."""
 
 _BEARER = re.compile(
     rb"(?i:authorization)(?:\\?[\"'])?\]?[ \t]{0,3}[:=,][ \t]{0,3}(?:\\?[\"'])?(?i:basic|bearer|token)[ \t]+([\w.~+/=-]{16,2000})"
@@ -136,7 +136,7 @@ _EXAMPLE = re.compile(
 )
 
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-"""Of these most are identifiers."""
+"""Most of these are identifiers."""
 
 _NAME_OR_PATH = re.compile(r"[\w-]*(?:\.[a-z_][\w-]*)+|[a-z0-9_.~-]*(?:/[a-z0-9_.-]*)+")
 
@@ -159,7 +159,7 @@ def secrets_in_text(content: bytes) -> dict[str, int]:
 
 
 def shows_a_secret(line: str) -> bool:
-    """Whether a line of Python seems to hold a secret: what looks like one, or any quoted text that a secret's name gets."""
+    """Whether a line of Python seems to hold a secret: what looks like one, or any quoted text given to a secret's name."""
     return bool(secrets_in_text(line.encode("utf-8", "replace"))) or any(map(names_a_secret, _QUOTED.findall(line)))
 
 
@@ -182,7 +182,7 @@ def _found(content: bytes) -> Iterator[tuple[str, int]]:
 
 
 def is_random(text: str) -> bool:
-    """Whether a text looks like a key or a made-up password: of mixed characters, and no example, identifier, path or name in code."""
+    """Whether a text looks like a key or a generated password: mixed characters, and no example, identifier, path or name in code."""
     if _EXAMPLE.search(text) or _UUID.fullmatch(text) or _NAME_OR_PATH.fullmatch(text):
         return False
     kinds = ["digit" if one.isdigit() else "capital" if one.isupper() else "other" for one in text]

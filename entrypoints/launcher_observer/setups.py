@@ -14,28 +14,28 @@ from launcher_observer.addresses import Address, here, is_users, shown
 from launcher_observer.step import Loading
 
 MOST_ENTRIES = 500
-"""Of a record: a script may make a loader for each of many epochs."""
+"""Per record: a script may make a loader for each of many epochs."""
 
 IMAGES = 4
-"""Dimensions from which a tensor holds several images, the first one being theirs."""
+"""Dimensions from which a tensor holds several images, the first being the batch's."""
 
 SHARDED = "DTensor"
-"""The type of parameters that `fully_shard` has shared among the ranks."""
+"""The type of parameters that `fully_shard` has sharded across ranks."""
 
 
 class Loader:
-    """What gives batches, mostly a DataLoader: what it was made with, and what it turned out to be for."""
+    """A source of batches, mostly a DataLoader: its arguments, and what it turned out to be for."""
 
     def __init__(self, number: int, made_at: Address, values: dict[str, Any]):
         self.number, self.made_at, self.values = number, made_at, values
         self.passes = 0
         self.role = "unknown"
         self.batches: int | None = None
-        """Of a pass, by its length or by the first pass that was seen to end; None: not known."""
+        """Per pass, by its length or by the first pass seen to end; None: not known."""
 
     @property
     def batch_size(self) -> int | None:
-        """Samples of a batch, at most; None: not known."""
+        """Maximum samples per batch; None: not known."""
         size: int | None = self.values.get("batch_size")
         return size
 
@@ -48,7 +48,7 @@ class Loader:
 
 
 class Setups:
-    """Keeps what was seen until the record begins, and writes what is new from then on."""
+    """Keeps entries until the record begins; from then on writes new ones at once."""
 
     def __init__(self) -> None:
         self._entries: dict[tuple[Any, ...], tuple[str, Address, dict[str, Any]]] = {}
@@ -58,7 +58,7 @@ class Setups:
         """A weak reference to each dataset and where it was first given to a loader, by the dataset's identity."""
 
     def begin(self, write: Callable[..., None]) -> None:
-        """Write everything seen so far, and what comes at once.
+        """Write everything seen so far, and later entries at once.
 
         Args:
             write: takes a line's kind and values.
@@ -68,7 +68,7 @@ class Setups:
             self._write_entry(*entry)
 
     def add(self, of: str, made_at: Address, values: dict[str, Any], which: object = None) -> None:
-        """A part of the set-up is there, or has changed.
+        """A part of the set-up was seen, or has changed.
 
         Args:
             which: tells it from others of its kind; its address if not given.
@@ -85,7 +85,7 @@ class Setups:
         return any(key[0] == of for key in [*self._entries])
 
     def loader(self, loader: Any) -> Loader:
-        """A DataLoader was made: it is the same as an earlier one of the same dataset, made on the same line with the same values."""
+        """A DataLoader was made. One with the dataset, line and values of an earlier one counts as the same."""
         made_at = self._first_maker(loader.dataset)
         values = loader_values(loader)
         key = (made_at, id(loader.dataset), tuple(sorted((name, str(value)) for name, value in values.items())))
@@ -99,7 +99,7 @@ class Setups:
         return known
 
     def other_loader(self, batches: Any) -> Loader:
-        """Something else that gives batches. It is noted where it turns out to be for training or evaluation."""
+        """Another source of batches. It is noted once it turns out to be for training or evaluation."""
         made_at = here()
         known = self._loaders.get((made_at,))
         if known is None:
@@ -110,7 +110,7 @@ class Setups:
         return known
 
     def pass_ended(self, loading: Loading) -> None:
-        """A pass over a loader whose length nobody may ask shows it."""
+        """A finished pass shows the length of a loader that must not be asked."""
         loader: Loader = loading.loader
         if loader.batches is not None or not loading.batches:
             return
@@ -119,7 +119,7 @@ class Setups:
             self.note(loader)
 
     def _first_maker(self, dataset: Any) -> Address:
-        """Where a dataset's first loader was made: a framework may make others of it."""
+        """Where a dataset's first loader was made: a framework may make others for it."""
         known = self._first_makers.get(id(dataset))
         if known is not None and known[0]() is dataset:
             return known[1]
@@ -131,7 +131,7 @@ class Setups:
         return made_at
 
     def note(self, loader: Loader) -> None:
-        """More is known of a loader."""
+        """More is known about a loader."""
         self.add(*loader.entry(), which=loader.number)
 
     def _write_entry(self, of: str, made_at: Address, values: dict[str, Any]) -> None:
@@ -141,7 +141,7 @@ class Setups:
 
 
 def loader_values(loader: Any) -> dict[str, Any]:
-    """What matters of a torch.utils.data.DataLoader."""
+    """Relevant values of a torch.utils.data.DataLoader."""
     # a property of the user's own sampler may do anything
     batch_size = loader.batch_size or inspect.getattr_static(loader.batch_sampler, "batch_size", None)
     return {
@@ -155,10 +155,10 @@ def loader_values(loader: Any) -> dict[str, Any]:
 
 
 def batches_of(torch: Any, loader: Any) -> int | None:
-    """A DataLoader's length; None where it has none, or it must not be asked.
+    """A DataLoader's length; None if it has none, or must not be asked.
 
-    A sampler of the user's own may draw its batches to count them, and so change those of the training. An iterable dataset remembers
-    that it was asked, and warns.
+    A user's own sampler may draw its batches to count them, and so change the training's. An iterable dataset remembers that it was
+    asked, and warns.
     """
     data = torch.utils.data
     if isinstance(loader.dataset, data.IterableDataset) or type(loader).__len__ is not data.DataLoader.__len__:
@@ -171,7 +171,7 @@ def batches_of(torch: Any, loader: Any) -> int | None:
 
 
 def _is_counted_by_torch(sampler: Any) -> bool:
-    """Whether torch's code alone tells the length of a sampler, and of the one whose samples it puts into batches."""
+    """Whether only torch's code computes the length of a sampler, and of the sampler that it batches."""
     while sampler is not None:
         tells = getattr(type(sampler), "__len__", None)
         if not getattr(tells, "__module__", "").startswith("torch."):
@@ -181,12 +181,12 @@ def _is_counted_by_torch(sampler: Any) -> bool:
 
 
 def _is_of_torch(thing: Any) -> bool:
-    """Whether a thing's class is torch's, not the user's."""
+    """Whether an object's class is torch's, not the user's."""
     return type(thing).__module__.startswith("torch.")
 
 
 def _dataset(dataset: Any) -> dict[str, Any]:
-    """A dataset's class, and the user's line where it makes a sample; those of the one inside, of torch's own wrappers."""
+    """A dataset's class, and the user's line where it makes a sample; for torch's own wrappers, those of the wrapped one."""
     for _ in range(5):
         if not _is_of_torch(dataset):  # where `dataset` may be a property that opens a file
             break
@@ -204,12 +204,12 @@ def _dataset(dataset: Any) -> dict[str, Any]:
 
 
 def samples_of(batch: Any, most: int | None) -> int:
-    """How many samples a batch holds: the length of the first tensor in it; 0 where there is none.
+    """The number of samples in a batch: the length of its first tensor; 0 if it has none.
 
-    A list of samples, or lists of their parts, as of images of several sizes, have no dimension of samples: of the lengths on the way to
-    the first tensor, which is one image then, the largest counts that the loader can give.
+    A list of samples, or lists of their parts, such as images of several sizes, has no batch dimension. The first tensor is then one
+    image: what counts is the largest length on the way to it that does not exceed the loader's batch size.
 
-    No code of the user's is called: an iterator can be read only once, and a method or a property may do anything.
+    The user's code is never called: an iterator can be read only once, and a method or a property may do anything.
 
     Args:
         most: the loader's batch size; None: not known.
@@ -223,7 +223,7 @@ def samples_of(batch: Any, most: int | None) -> int:
 def _samples(batch: Any, most: int | None) -> int:
     lengths, first = [], 0
     for _ in range(4):
-        # C code's, as a tensor's and an array's are
+        # implemented in C, like a tensor's and an array's
         if isinstance(getattr(type(batch), "shape", None), GetSetDescriptorType):
             shape = batch.shape
             first = int(shape[0]) if len(shape) else 0
@@ -237,7 +237,7 @@ def _samples(batch: Any, most: int | None) -> int:
 
 
 def _inside(batch: Any) -> tuple[int, Any]:
-    """The length of a list or a tuple, and the first thing in it or in a dictionary, by their built-in methods; (0, None) of all else."""
+    """The length of a list or a tuple, and the first item of it or of a dictionary, by their built-in methods; else (0, None)."""
     kind = type(batch)
     if issubclass(kind, UserDict):  # of transformers' tokenizers and image processors
         return _inside(vars(batch)["data"])
@@ -273,6 +273,6 @@ def precision_values(torch: Any, autocast: str | None) -> dict[str, Any]:
     try:
         values["matmul_precision"] = torch.get_float32_matmul_precision()
         values["allow_tf32"] = bool(matmul.allow_tf32)
-    except RuntimeError:  # from 2.9 on, where a script uses torch's new switches
+    except RuntimeError:  # from 2.9 on, if a script uses torch's new switches
         values["allow_tf32"] = matmul.fp32_precision == "tf32"
     return values

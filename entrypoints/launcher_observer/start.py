@@ -1,7 +1,7 @@
-"""What every Python process of a run calls as it starts, from the sitecustomize.py that the launcher puts on its path.
+"""Called as every Python process of a run starts, from the sitecustomize.py that the launcher puts on its path.
 
-It says whether and where to record, keeps the host's system monitor running, and lets the hooks take hold once torch is imported.
-All that a process without torch pays for is here, so this file and those that it imports import next to nothing.
+It decides whether and where to record, keeps the host's system monitor running, and installs the hooks once torch is imported.
+This is all that a process without torch pays for, so this file and those that it imports import next to nothing.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ if TYPE_CHECKING:  # `types` and `typing` take milliseconds
     from types import ModuleType
 
 SWITCH, PLACE = "LAUNCHER_OBSERVE", "LAUNCHER_OBSERVER_FOLDER"
-"""Variables: `false` switches the observer off; the folder to record in, in the place of the job's own."""
+"""Variables: `false` switches the observer off; the folder to record in, instead of the job's own."""
 
 BELOW_OUTPUT = "launcher-observer"
-"""Of a job's output: a folder of its own, since a script may want to make one with its host's name."""
+"""Folder in a job's output, since a script may want to make one with its host's name."""
 
 _started = False
 
 
 def start() -> None:
-    """Observe this process, where its run is observed. An error is reported, and the process goes on without what it concerns."""
+    """Observe this process if its run is observed. An error is reported, and the process goes on without the affected part."""
     global _started
     if _started:  # two folders of the path hold a launcher's sitecustomize.py: a watched command watches another
         return
@@ -58,10 +58,10 @@ def start() -> None:
 
 
 def recording_folder() -> str | None:
-    """The folder to record in, which exists; None: nothing is to be recorded.
+    """The folder to record in, which exists; None: record nothing.
 
     Raises:
-        OSError: it cannot be made, or the one that was named is no folder.
+        OSError: it cannot be created, or the named one is not a folder.
     """
     environ = os.environ
     if environ.get(SWITCH, "").lower() == "false":
@@ -69,7 +69,7 @@ def recording_folder() -> str | None:
     if PLACE in environ:
         if not os.path.isdir(environ[PLACE]):
             raise NotADirectoryError(f"{PLACE}={environ[PLACE]} is not a folder: make it, or unset the variable")
-        environ[PLACE] = os.path.abspath(environ[PLACE])  # the script may go to another folder
+        environ[PLACE] = os.path.abspath(environ[PLACE])  # the script may change folders
         return environ[PLACE]
     output = environ.get("SM_OUTPUT_DATA_DIR", "")
     if not os.path.isdir(output):  # outside a job, or in its toolkit

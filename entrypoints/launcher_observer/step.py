@@ -1,4 +1,4 @@
-"""One optimizer step and one pass over a loader, as the clock notes them."""
+"""One optimizer step and one pass over a loader, as the clock records them."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ class Step:
         Args:
             number: from 1.
             began: seconds of the host's clock.
-            begin: the same moment of the timer.
-            cpu: seconds that the process had used by then.
+            begin: the same moment by the timer.
+            cpu: CPU seconds of the process by then.
         """
         self.number, self.began, self.begin, self.cpu = number, began, begin, cpu
         self.ended, self.end = began, begin
         self.data_wait, self.paused = 0.0, 0.0
         self.phases: list[tuple[str, Any, Any]] = []
-        """Name, and the timer's moments of its begin and end."""
+        """Name, and the timer's moments of its start and end."""
         self.optimizers: list[int] = []
         self.batches, self.samples = 0, 0
         self.loader: Loading | None = None
         """The pass over a loader that its first batch came from."""
         self.epoch: int | None = None
-        """That pass's number at the time: an iterator that goes on and on begins another while this step waits to be counted."""
+        """That pass's number at the time: an endless iterator may begin another while this step waits to be counted."""
         self.cut = Cut(began, begin, cpu, 0, 0.0)
         """Where its last optimizer step ended."""
 
     def add_batch(self, loading: Loading, samples: int, waited: float) -> None:
         """
         Args:
-            samples: that it holds.
+            samples: in the batch.
             waited: seconds for it.
         """
         self.data_wait += waited
@@ -59,25 +59,25 @@ class Step:
 
 
 class Loading:
-    """One pass over a loader; of an iterator that goes on and on, the pass under way."""
+    """One pass over a loader; for an endless iterator, the current pass."""
 
     __slots__ = ("loader", "number", "began", "trained", "batches", "repeats_after", "is_trained_on")
 
     def __init__(self, loader: Any, number: int):
         """
         Args:
-            loader: what the hooks know of it.
+            loader: what the hooks know about it.
             number: of the pass, from 1.
         """
         self.loader, self.number, self.batches = loader, number, 0
         self.began, self.trained = 0.0, -1
         self.repeats_after: int | None = None
-        """Batches after which an iterator that goes on and on begins the next pass; None: it ends."""
+        """Batches after which an endless iterator begins the next pass; None: it ends."""
         self.is_trained_on = False
-        """Whether its batches were seen to be trained on although they are asked for with gradients off."""
+        """Whether its batches were seen to be trained on although requested with gradients off."""
 
     def count_batch(self) -> None:
-        """A batch came, of this pass or of the next."""
+        """A batch of this pass or the next arrived."""
         if self.batches and self.batches == self.repeats_after:
             self.loader.passes += 1
             self.number, self.batches = self.loader.passes, 0
@@ -85,5 +85,5 @@ class Loading:
 
 
 def trains(step: Step) -> bool:
-    """Whether a step had a backward pass by now."""
+    """Whether a step has had a backward pass."""
     return any(name == "backward" for name, *_ in step.phases)

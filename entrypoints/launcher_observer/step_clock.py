@@ -1,8 +1,8 @@
-"""Cuts the training thread's time into optimizer steps and their phases, from what the hooks see happen.
+"""Splits the training thread's time into optimizer steps and their phases, from the hooks' events.
 
-A step is one iteration of the training loop with at least one optimizer step. It ends when the next training batch is asked for after
-an optimizer step; where no loader is seen, where the last optimizer step ended before the same optimizer begins again. What is in no phase
-is the script's own work between.
+A step is one iteration of the training loop with at least one optimizer step. It ends when the next training batch is requested after
+an optimizer step. If no loader is seen, it ends where the last optimizer step ended before the same optimizer steps again. Time in no
+phase is the script's own work in between.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from launcher_observer.step import Cut, Loading, Step, trains
 from launcher_observer.timers import HostTimer, Timer
 
 MOST_OPTIMIZER_STEPS = 64
-"""Of one optimizer on one batch; more are steps of a script that trains on a batch which it keeps."""
+"""Of one optimizer on one batch; further ones count as steps of a script that keeps its batch."""
 
 MOST_PARTS = 50_000
-"""Copies after an optimizer's step with no batch asked for: a model that is trained is used. Loops that collect what they train on make
-some thousands between two steps."""
+"""Copies after an optimizer step without a batch request, from which on the trained model counts as in use. Loops that collect their
+training data make some thousands between two steps."""
 
 SHORTEST_EVALUATION = 0.001
 """Seconds between `eval()` and `train()`."""
@@ -28,53 +28,53 @@ Pause = Literal["checkpoint", "evaluate"]
 
 
 class StepClock:
-    """Called once for each event of the training thread, in their order, with `now` and `moment` set to when it happened."""
+    """Called once per event of the training thread, in order, with `now` and `moment` set to when it happened."""
 
     def __init__(self, step_ended: Callable[[Step], None], paused: Callable[[Pause, int, float, float], None]):
         """
         Args:
-            step_ended: takes a step that is over.
-            paused: takes a pause's kind, the steps before it, when it began by the host's clock, and its seconds.
+            step_ended: called with a finished step.
+            paused: called with a pause's kind, the steps before it, its start by the host's clock, and its seconds.
         """
         self._step_ended, self._paused = step_ended, paused
         self.now = 0.0
         """When the event happened, in seconds of the host's clock."""
         self.moment: Any = 0.0
-        """The same of the timer."""
+        """The same by the timer."""
         self._stream_of: Callable[[Any], Any] = HostTimer().stream_of
         self._cpu = 0.0
-        """Seconds that the process had used, at the last event that told."""
+        """CPU seconds of the process at the last event that reported them."""
         self.steps = 0
-        """That are over."""
+        """Finished ones."""
         self._trained = 0
         """Backward passes and optimizer steps."""
         self._step: Step | None = None
         self._mark: Any = None
-        """When the last thing that was seen was over."""
+        """When the last observed activity ended."""
         self._exhausted = False
-        """Whether a loader had no more to give, and nothing was trained since."""
+        """Whether a loader was exhausted, with nothing trained since."""
         self._part_began: Any = None
-        """When the copy, or the exchange of buffers, under way began."""
+        """When the current copy or buffer exchange began."""
         self._copied = False
         """Whether a tensor of the batch was copied to the device."""
         self._evaluating: float | None = None
         self._evaluated = 0.0
-        """When the evaluation under way began, and the last moment at which it was seen."""
+        """When the current evaluation began, and when it was last seen."""
         self._fetched: Fetched | None = None
-        """The evaluation's batches, as long as the step under way, or the next one, may train on them."""
+        """The evaluation's batches, while the current or the next step may still train on them."""
         self._set_to_evaluate: Cut | None = None
-        """When a model was, with nothing trained from then on."""
+        """When a model was set to evaluate, with nothing trained since."""
         self._evaluated_at = 0
-        """The steps before the last evaluation of which no loader told."""
+        """The steps before the last evaluation that no loader reported."""
         self._backward_depth = 0
         self._optimizer: int | None = None
-        """The one whose step is under way; those inside of it are its own."""
+        """The one whose step is running; steps nested in it are part of it."""
         self._asked: tuple[Cut, int, int, float] | None = None
-        """When a batch was last asked for meanwhile, with the batches, samples and seconds of waiting of the step by then: the optimizer's
-        own closure did, or its step has failed."""
+        """When a batch was last requested during that step, and the batches, samples and seconds of waiting by then: the optimizer's own
+        closure requested it, or its step has failed."""
         self._saving: float | None = None
         self._saved: tuple[float, float] | None = None
-        """When the checkpoint that is not yet written down began and ended."""
+        """When the checkpoint that is not yet recorded began and ended."""
 
     def use(self, timer: Timer) -> None:
         """Measure by this timer from the next step on."""
@@ -83,17 +83,17 @@ class StepClock:
             self._begin_step(self.now)
 
     def holds_a_moment(self) -> bool:
-        """Whether something is under way whose moments will be asked for."""
+        """Whether moments of something in progress are still needed."""
         return self._step is not None or self._fetched is not None
 
     # Batches
 
     def batch_asked(self, loading: Loading, training: bool, cpu: float) -> Loading | None:
-        """A loader's next batch is waited for.
+        """A loader's next batch is requested.
 
         Args:
             training: gradients are on.
-            cpu: seconds that the process has used.
+            cpu: CPU seconds of the process so far.
 
         Returns:
             a pass over another loader that turns out to have been an evaluation.
@@ -122,10 +122,10 @@ class StepClock:
         return evaluated
 
     def batch_came(self, loading: Loading, samples: int, waited: float) -> None:
-        """The batch is there.
+        """The batch arrived.
 
         Args:
-            samples: that it holds.
+            samples: in the batch.
             waited: seconds for it.
         """
         loading.count_batch()
@@ -141,7 +141,7 @@ class StepClock:
         self._mark, self._copied = self.moment, False
 
     def loader_ended(self, loading: Loading) -> bool:
-        """There was no batch more. A pass in which nothing was trained was an evaluation, if gradients were on or not.
+        """The loader is exhausted. A pass in which nothing was trained was an evaluation, whether or not gradients were on.
 
         Returns:
             whether it was.
@@ -156,7 +156,7 @@ class StepClock:
         return self._evaluating is not None
 
     def _evaluated_since(self, loading: Loading) -> Loading | None:
-        """The pass whose batches nothing was trained on, with gradients on, before the training loader is asked again."""
+        """The pass read with gradients on but not trained on before the training loader's next request."""
         step = self._step
         if step is None or step.optimizers or step.loader is None:
             return None
@@ -172,7 +172,7 @@ class StepClock:
     # The step's own work
 
     def backward_begins(self) -> Loading | None:
-        """Returns the pass over a loader whose batch is trained on, where one is known."""
+        """Returns the loader pass whose batch is trained on, if one is known."""
         if self._backward_depth:
             self._backward_depth += 1
             return None
@@ -191,13 +191,13 @@ class StepClock:
         self._add("backward", self._step)
 
     def optimizer_begins(self, optimizer: int) -> Loading | None:
-        """An optimizer's step, or a scaler's around it, begins; also where one is under way, which then is a part of that.
+        """An optimizer's step, or a scaler's around it, begins. One that begins within another is part of it.
 
         Args:
             optimizer: its identity.
 
         Returns:
-            the pass over a loader whose batch is trained on, where one is known.
+            the loader pass whose batch is trained on, if one is known.
         """
         if self._optimizer is not None and not self._has_failed(optimizer):
             return None
@@ -215,8 +215,8 @@ class StepClock:
         return self._trained_on(step)
 
     def _has_failed(self, optimizer: int) -> bool:
-        """Whether the optimizer's step under way has failed, since another one's begins after a batch was asked for. Of the step under way
-        what came before that batch was is left out."""
+        """Whether the running optimizer step has failed, since another optimizer's begins after a batch was requested. If so, what the
+        current step held before that request is left out."""
         step = self._step
         if optimizer == self._optimizer or self._asked is None or step is None or step.optimizers:
             return False
@@ -231,7 +231,7 @@ class StepClock:
     def optimizer_ends(self, optimizer: int, cpu: float) -> None:
         """
         Args:
-            cpu: seconds that the process has used.
+            cpu: CPU seconds of the process so far.
         """
         step, self._cpu = self._step, cpu
         if self._optimizer != optimizer or step is None:
@@ -251,21 +251,21 @@ class StepClock:
         Args:
             before: the phase in which it was copied.
         """
-        # before the batch's first copy, the model has not begun
+        # before the batch's first copy, the model has not started
         self._part_ends("host_to_device", before == "forward" and self._copied)
         self._copied = True
 
     def buffers_exchanged(self, before: str | None) -> None:
         """
         Args:
-            before: the phase in which they were.
+            before: the phase that it interrupted.
         """
         self._part_ends("buffer_sync", before == "forward")
 
     def _part_ends(self, name: str, is_within: bool) -> None:
         """
         Args:
-            is_within: whether the model's forward pass goes on before and after it.
+            is_within: whether it interrupts the model's forward pass.
         """
         step = self._step
         if step is None or self._evaluating is not None or self._backward_depth or self._optimizer is not None:
@@ -286,7 +286,7 @@ class StepClock:
     # Pauses
 
     def checkpoint_begins(self) -> None:
-        """Files that are saved one after the other are one checkpoint."""
+        """Files saved one after another are one checkpoint."""
         now = self.now
         self._end_evaluation(now)
         self._saving = self._saved[1] if self._saved else now
@@ -301,7 +301,7 @@ class StepClock:
         self._saving, self._saved = None, (self._saved[0], now)
 
     def close(self) -> None:
-        """The process ends: what has an end by now is counted."""
+        """The process ends: count what is complete by now."""
         self._end_checkpoint()
         if self._evaluating is not None:
             self._end_evaluation(self._evaluated)
@@ -318,21 +318,21 @@ class StepClock:
         """The model was set to train again, or is saved.
 
         Args:
-            cpu: seconds that the process has used.
+            cpu: CPU seconds of the process so far.
 
         Returns:
-            whether there was an evaluation, of which no loader told.
+            whether there was an evaluation that no loader reported.
         """
         began, self._set_to_evaluate = self._set_to_evaluate, None
         step = self._step
         if began is None or self._evaluating is not None or self.now - began.time < SHORTEST_EVALUATION:
             return False
         if step is not None and step.batches and not step.optimizers:
-            return False  # in the middle of a step, the model is asked for something that is trained on
+            return False  # mid-step: the model computes something that is trained on
         trained = self.steps + bool(step and step.optimizers)
         before, self._evaluated_at = self._evaluated_at, trained
         if trained - before < 2:
-            return False  # so is what happens in every step
+            return False  # likewise if it happens in every step
         self._end_checkpoint()
         if step is not None:
             del step.phases[began.phases :]
@@ -348,7 +348,7 @@ class StepClock:
         return True
 
     def _begin_evaluation(self, loading: Loading, now: float) -> None:
-        """An evaluation begins or goes on with a batch of this pass, unless that turns out to be trained on: see `_fetched`."""
+        """An evaluation begins or continues with a batch of this pass, unless it turns out to be trained on: see `_fetched`."""
         self._end_checkpoint()
         self._evaluated, self._set_to_evaluate = now, None
         begins = self._evaluating is None
@@ -363,7 +363,7 @@ class StepClock:
             self._fetched = Fetched(Step(self.steps + 1, now, self.moment, self._cpu))
 
     def _end_pauses(self, now: float) -> None:
-        """Training goes on."""
+        """Training resumes."""
         self._end_checkpoint()
         self._end_evaluation(now)
 
@@ -386,10 +386,10 @@ class StepClock:
             self._paused("evaluate", self.steps, began, now - began)
 
     def _settle_fetched(self, asked: Loading | None = None) -> None:
-        """Tell whether the step under way trains on batches that were asked for with gradients off, where that is open.
+        """Decide, if still open, whether the current step trains on batches that were requested with gradients off.
 
         Args:
-            asked: whose next batch is asked for; None: the step has ended otherwise, or goes on without a batch.
+            asked: pass whose next batch is requested; None: the step has ended otherwise, or goes on without a batch.
         """
         fetched = self._fetched
         if fetched is None or fetched.over is None:
@@ -402,20 +402,20 @@ class StepClock:
             self._paused("evaluate", self.steps, began, seconds)
 
     def _trained_on(self, step: Step) -> Loading | None:
-        """The pass whose batch a step trains on; None where none is known for certain."""
+        """The pass whose batch a step trains on; None if that is not certain."""
         return step.loader if self._fetched is None else None
 
     # Steps
 
     def _train_on_fetched(self, fetched: Fetched) -> None:
-        """The step under way is one with these batches, as far as can be told by now."""
+        """Assume, for now, that the current step trains on these batches."""
         self._step = None
         self._end_evaluation(fetched.step.began)  # of what came before
         fetched.over = Cut(self.now, self.moment, self._cpu, 0, 0.0)
         self._step, self._fetched, self._optimizer = fetched.step, fetched, None
 
     def _under_way(self) -> Step:
-        """The step under way; a new one where none is, such as after an evaluation or without a loader."""
+        """The current step; a new one if there is none, such as after an evaluation or without a loader."""
         if self._evaluating is not None and self._fetched is not None and self._fetched.step.batches:
             self._train_on_fetched(self._fetched)
         if self._saved is not None or self._evaluating is not None:
@@ -429,11 +429,11 @@ class StepClock:
         return step
 
     def _end_step(self, ended: float, end: Any, following: Step | None = None) -> None:
-        """The step under way ends.
+        """End the current step.
 
         Args:
             ended, end: when, by the host's clock and the timer's.
-            following: the step that is under way from then on.
+            following: the current step from then on.
         """
         self._settle_fetched()
         step, self._step = self._step, following
@@ -444,7 +444,7 @@ class StepClock:
         self._step_ended(step)
 
     def _end_step_at_its_cut(self, step: Step) -> None:
-        """What came after the last optimizer step is of the next step, which is under way."""
+        """End the step at its last optimizer step. What came after belongs to the next one."""
         cut = step.cut
         following = Step(step.number + 1, cut.time, cut.moment, cut.cpu)
         following.phases, following.paused = step.phases[cut.phases :], step.paused - cut.paused
@@ -453,6 +453,6 @@ class StepClock:
         self._end_step(cut.time, cut.moment, following)
 
     def _add(self, phase: str, step: Step) -> None:
-        """What was done since the last mark was of this phase."""
+        """Assign the time since the last mark to this phase."""
         step.phases.append((phase, self._mark, self.moment))
         self._mark = self.moment

@@ -5,8 +5,8 @@
     for images, labels in launcher_steps(loader):
         …
 
-Batches of PyTorch's DataLoader are seen without it. It is for those of another loader, and for an interpreter that was started without
-the launcher: in a notebook, or in a container of one's own.
+PyTorch's DataLoader is seen without it. It is for other loaders, and for an interpreter that was started without the launcher: in a
+notebook, or in your own container.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from launcher_observer.torch_hooks import current
 
 
 def launcher_steps(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """The same batches, one pass over them; import torch before.
+    """One pass over the same batches; import torch before.
 
-    It records in $LAUNCHER_OBSERVER_FOLDER, an existing folder, or in a SageMaker job's output. With neither it only hands them on.
+    It records in $LAUNCHER_OBSERVER_FOLDER, an existing folder, or in a SageMaker job's output. With neither it only passes them on.
     """
     start()
     iterator, observer = Batches(batches), current()

@@ -1,17 +1,17 @@
-"""What every rank leaves of its steps: timeline-<rank>.jsonl in its host's output folder, a line for each thing that happened. Where a
-command trains several times, one process after another, a later training's is timeline-<rank>.<attempt>.jsonl, from 1.
+"""Each rank's record of its steps: timeline-<rank>.jsonl in its host's output folder, one line per event. If a command trains several
+times, one process after another, a later training's is timeline-<rank>.<attempt>.jsonl, from 1.
 
     {"kind": "start", …}        once: which process this is, its settings, and what it cannot measure
-    {"kind": "setup", …}        of an observed script: what it made of loaders, models, optimizers, and where
+    {"kind": "setup", …}        of an observed script: the loaders, models, optimizers that it made, and where
     {"kind": "first_step", …}   once: seconds from the process's start to the end of its first step, as the host sees it; data workers
-    {"kind": "steps", …}        each window: mean seconds a step of the whole step and its phases
+    {"kind": "steps", …}        each window: mean seconds per step of the whole step and its phases
     {"kind": "checkpoint", …}   each pause, and `evaluate`
     {"kind": "arithmetic", …}   once, of the kit's scripts: what the models compute for an image, the device's peak, and why there is no MFU
-    {"kind": "decided", …}      once, of the kit's scripts: what settings stand for that were decided after the start
+    {"kind": "decided", …}      once, of the kit's scripts: the values of settings that were decided after the start
     {"kind": "lines", …}        of an observed script: where the host's time went so far, by line of the user's code
     {"kind": "not_measured", …} what turned out not to be measurable, and why
 
-Times are Unix seconds. A line is one write, so that a kill cuts at most the last one. Standard library only.
+Times are Unix seconds. A line is one write, so that a kill truncates at most the last. Standard library only.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ FIRST_STEP = '{"kind": "first_step"'
 
 
 class TimelineFile:
-    """Adds lines to one rank's file. It is opened for each: a script may close descriptors that it does not know."""
+    """Appends lines to one rank's file, opened for each: a script may close descriptors that it does not know."""
 
     parts: dict[str, float] | None = None
-    """What passed before the first step, seconds by its name; None: not known."""
+    """Seconds spent before the first step, by part; None: not known."""
 
     def __init__(self, folder: Path, rank: int, attempt: int = 0):
         """
@@ -46,13 +46,13 @@ class TimelineFile:
 
     @classmethod
     def begun(cls, folder: Path, rank: int, environ: Mapping[str, str] = os.environ) -> TimelineFile:
-        """An empty file that no other process writes to.
+        """A new, empty file that no other process writes to.
 
-        Ranks that train together count the same attempts: the restarts that torchrun tells them of, or the trainings on this host that
-        were under way before this process started. A rank that had crashed before its first step left no file.
+        Ranks that train together count the same attempts: torchrun's restarts, or the trainings on this host that were under way before
+        this process started. A rank that crashed before its first step left no file.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: it cannot be created.
         """
         told = environ.get("TORCHELASTIC_RESTART_COUNT", "")
         attempt = max(int(told) if told.isdecimal() else 0, _attempts_before(folder, process_started()))
@@ -88,8 +88,8 @@ class TimelineFile:
 
         Args:
             epoch, step: of its last step.
-            seconds: means a step; `step` is the whole of it.
-            extra: other numbers of the window.
+            seconds: means per step; `step` is the whole step.
+            extra: other metrics of the window.
             ended: Unix seconds; now if not given.
         """
         shown = {name: round(value, 7) for name, value in seconds.items()}
@@ -107,7 +107,7 @@ class TimelineFile:
         self.write(kind, step=step, began=time.time() - seconds if began is None else began, seconds=seconds)
 
     def write(self, kind: str, **values: Any) -> None:
-        """A line.
+        """Append a line.
 
         Raises:
             OSError: the disk is full, or the folder is gone.
@@ -121,7 +121,7 @@ class TimelineFile:
 
 
 def _attempts_before(folder: Path, moment: float) -> int:
-    """The attempts up to the last that had made its first step before a moment.
+    """The attempts up to the last whose first step ended before a moment.
 
     Args:
         moment: Unix seconds.
@@ -135,7 +135,7 @@ def _attempts_before(folder: Path, moment: float) -> int:
 
 
 def _first_step_ended(path: Path) -> float:
-    """Unix seconds. Raises ValueError where the file does not say so."""
+    """Unix seconds. Raises ValueError if the file does not say."""
     with path.open(encoding="utf-8") as lines:
         first = next((line for line in lines if line.startswith(FIRST_STEP)), "")
     return float(json.loads(first)["ended"])

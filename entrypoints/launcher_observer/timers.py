@@ -1,4 +1,4 @@
-"""Two clocks for the phases of a step: the host's own, and a GPU's events, which are read when they have happened and never waited for."""
+"""Two clocks for the phases of a step: the host's own, and a GPU's events, which are read once they have happened and never waited for."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ class Timer(Protocol):
     """Moments, and the seconds between two of them."""
 
     def now(self) -> Any:
-        """This moment; None where it cannot be taken."""
+        """This moment; None if it cannot be taken."""
 
     def has_passed(self, moment: Any) -> bool:
-        """Whether the seconds up to a moment can be asked for by now."""
+        """Whether the seconds up to a moment can be read by now."""
 
     def seconds(self, begin: Any, end: Any) -> float: ...
 
     def stream_of(self, moment: Any) -> Any:
-        """The queue that a moment was taken in; None where that is not known, or there is only one."""
+        """The stream that a moment was taken in; None if that is not known, or there is only one."""
 
     def release(self, moment: Any) -> None:
-        """No moment before this one is asked for again."""
+        """No moment before this one is read again."""
 
 
 class HostTimer:
@@ -40,7 +40,7 @@ class HostTimer:
         """The host has only one."""
 
     def release(self, moment: float) -> None:
-        """Numbers need no care."""
+        """Nothing to release."""
 
 
 class Moment:
@@ -53,25 +53,25 @@ class Moment:
 
 
 class GpuTimer:
-    """Events in the queue of one GPU's current stream. The host's clock would show how far it runs ahead of the GPU."""
+    """Events in one GPU's current stream. The host's clock would show how far the host runs ahead of the GPU."""
 
     def __init__(self, module: Any, device: Any):
         """
         Args:
-            module: PyTorch's of the device's type, such as torch.cuda.
+            module: PyTorch's for the device's type, such as torch.cuda.
             device: a torch.device with its index. It need not be the current one: a script may name it in every call.
         """
         self._module, self._device = module, device
         self._current_stream = getattr(module, "current_stream", None)
-        """None: the device has one queue alone."""
+        """None: the device has only one stream."""
         self._captures = getattr(module, "is_current_stream_capturing", None)
         """None: it has no graphs."""
         self._free: list[Moment] = []
         self._in_use: deque[Moment] = deque()
-        """In the order in which they were recorded."""
+        """In order of recording."""
 
     def now(self) -> Moment | None:
-        if self._is_capturing():  # into a CUDA graph, of which an event would become a part
+        if self._is_capturing():  # into a CUDA graph, which an event would become part of
             return None
         moment = self._free.pop() if self._free else Moment(self._module.Event(enable_timing=True))
         if self._current_stream is None:
@@ -86,14 +86,14 @@ class GpuTimer:
         return not self._is_capturing() and (moment is None or moment.event.query())
 
     def seconds(self, begin: Moment | None, end: Moment | None) -> float:
-        """0 where a moment could not be taken."""
+        """0 if a moment could not be taken."""
         return 0.0 if begin is None or end is None else begin.event.elapsed_time(end.event) / 1000  # milliseconds
 
     def stream_of(self, moment: Moment | None) -> Any:
         return None if moment is None else moment.stream
 
     def _is_capturing(self) -> bool:
-        """Whether the thread's work goes into a graph: on the current device, which then takes no question, or on ours."""
+        """Whether the thread's work is captured into a graph: on the current device, which then cannot be queried, or on ours."""
         if self._captures is None:
             return False
         if self._captures():

@@ -1,9 +1,9 @@
-"""Takes hold of PyTorch when a script imports it: of loaders, backward passes, optimizers, checkpoints, copies to a GPU.
+"""Hooks PyTorch when a script imports it: loaders, backward passes, optimizers, checkpoints, copies to a GPU.
 
-    when_imported(folder)    waits for the import; it causes none
+    when_imported(folder)    waits for the import; never imports torch itself
     end(reason)              the script is measured otherwise: no hook does anything from now on
 
-Each hook calls what was there before, with one frame of ours in a traceback. What goes wrong in a hook ends the observer, not the script.
+Each hook calls the original and adds one frame of ours to a traceback. An error in a hook ends the observer, not the script.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from launcher_observer.observer import LOADING, Observer
 from launcher_observer.setups import samples_of
 
 Around = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""Takes a function and gives the one to put in its place."""
+"""Takes a function and returns its replacement."""
 
 _observers: list[Observer] = []
 """This process's, once torch was imported."""
 
 
 def when_imported(folder: Path) -> None:
-    """Observe this process from the moment at which torch has been imported.
+    """Observe this process once torch has been imported.
 
     Args:
         folder: the host's output folder, which exists.
@@ -39,15 +39,15 @@ def when_imported(folder: Path) -> None:
 
 
 def current() -> Observer | None:
-    """The observer of this process; None where torch is not imported, or the observer has ended."""
+    """The observer of this process; None if torch is not imported, or the observer has ended."""
     return next((observer for observer in _observers if not observer.is_over), None)
 
 
 def end(reason: str) -> None:
-    """Leave this process to whoever measures it otherwise.
+    """Stop observing: this process is measured otherwise.
 
     Args:
-        reason: is reported where steps were recorded already.
+        reason: reported if steps were already recorded.
     """
     observer = current()
     if observer is not None:
@@ -57,7 +57,7 @@ def end(reason: str) -> None:
 def _take_hold(torch: Any, folder: Path) -> None:
     observer = Observer(torch, folder, functools.partial(_copies, torch=torch))
     _observers.append(observer)
-    observer.guarded(outside.apply, torch)  # first, so that the observer sees what they make
+    observer.guarded(outside.apply, torch)  # first, so that the observer sees their effect
     for hooks in (_loaders, _steps, _setups, _exchanges, _modes, _checkpoints):
         observer.guarded(hooks, observer, torch)
     for module in (
@@ -68,7 +68,7 @@ def _take_hold(torch: Any, folder: Path) -> None:
 
 
 def _leave_uncompiled(rules: Any) -> None:
-    """A compiled step calls the hooks as they are: what is compiled of it is the same as without them."""
+    """A compiled step calls the hooks uncompiled, so that the rest compiles as it would without them."""
     if hasattr(rules, "add"):
         rules.add(sys.modules[__package__])
 
@@ -138,7 +138,7 @@ def _steps(observer: Observer, torch: Any) -> None:
             observer.guarded(observer.calls, "scaler", lambda: {"enabled": bool(scaler.is_enabled())})
             observer.optimizer_begins(optimizer)
             done = original(scaler, optimizer, *args, **kwargs)
-            observer.optimizer_ends(optimizer)  # also where it skipped the optimizer's own
+            observer.optimizer_ends(optimizer)  # even if it skipped the optimizer's own
             return done
 
         return step
@@ -169,7 +169,7 @@ def _setups(observer: Observer, torch: Any) -> None:
 
 
 def _exchanges(observer: Observer, torch: Any) -> None:
-    """The buffers that DistributedDataParallel makes equal before a forward pass: there a rank waits for a slower one."""
+    """Buffers that DistributedDataParallel synchronizes before a forward pass, where a rank waits for a slower one."""
 
     def exchanging(original: Callable[..., Any]) -> Callable[..., Any]:
         def _sync_buffers(model: Any) -> Any:
@@ -188,7 +188,7 @@ def _exchanges(observer: Observer, torch: Any) -> None:
 
 
 def _modes(observer: Observer, torch: Any) -> None:
-    """Evaluations without a loader: what lies between `eval()` and `train()` of one model."""
+    """Evaluations without a loader: the time between `eval()` and `train()` of one model."""
     compiling = _is_compiling(torch)
 
     def evaluating(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -212,13 +212,13 @@ def _modes(observer: Observer, torch: Any) -> None:
 
 
 def _is_compiling(torch: Any) -> Callable[[], bool]:
-    """Tells whether torch.compile reads the code that asks: from torch 2.1 on."""
+    """Tells whether torch.compile is tracing the caller: from torch 2.1 on."""
     asks: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
     return asks
 
 
 def _as_of_torch(function: Callable[..., Any], file: str) -> Callable[..., Any]:
-    """A function that torch.compile may look into, as it looks into torch's own. It goes by the file of the code.
+    """A function that torch.compile treats as torch's own, which it recognizes by the code's file.
 
     Args:
         file: one of torch's own.
@@ -250,9 +250,9 @@ def _checkpoints(observer: Observer, torch: Any) -> None:
 
 
 def _copies(observer: Observer, torch: Any) -> None:
-    """Copies to a GPU, from the moment at which the script is known to use one.
+    """Copies to a GPU, once the script is known to use one.
 
-    Not of a script that compiles by then: as a method of a tensor's subclass, torch.compile(fullgraph=True) refuses any function of Python.
+    Not if the script has called torch.compile by then: with fullgraph=True it refuses any Python function as a tensor subclass's method.
     """
     if observer.made.compiles:
         why = "the script calls torch.compile, which may refuse code whose copies are measured"
@@ -264,8 +264,8 @@ def _copies(observer: Observer, torch: Any) -> None:
 
     def copying(original: Callable[..., Any]) -> Callable[..., Any]:
         def called(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            """The method as code knows it that took hold of it before: a subclass's or a mode's `__torch_function__` would be given what
-            stands in the class by now, and knows what it handles by its identity, as torchvision's tv_tensors and lazy parameters do."""
+            """Pass the original method on: a subclass's or a mode's `__torch_function__` would else get the replacement, but recognizes what
+            it handles by identity, as torchvision's tv_tensors and lazy parameters do."""
             if overrides.has_torch_function((tensor, *args[:1])):
                 return overrides.handle_torch_function(original, (tensor, *args[:1]), tensor, *args, **kwargs)
             return original(tensor, *args, **kwargs)
@@ -273,7 +273,7 @@ def _copies(observer: Observer, torch: Any) -> None:
         def to(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             if compiling():
                 return original(tensor, *args, **kwargs)
-            # an attribute of a subclass's tensor calls code of the subclass, whose compiled form may never return
+            # an attribute of a tensor subclass runs the subclass's code, whose compiled form may never return
             if type(tensor) not in plain or not tensor.is_cpu or not observer.trains_here():
                 return called(tensor, *args, **kwargs)
             events = observer.events
@@ -295,7 +295,7 @@ def _copies(observer: Observer, torch: Any) -> None:
 
 
 def _wrap(owner: Any, name: str, around: Around) -> None:
-    """Put a function around one of a module or a class, under its name and with its signature."""
+    """Wrap a function of a module or a class, under its name and with its signature."""
     original = getattr(owner, name)
     setattr(owner, name, functools.wraps(original)(around(original)))
 
@@ -306,7 +306,7 @@ def _wrap_in(name: str, around: Around, owner: Any) -> None:
 
 
 def _then(observer: Observer, note: Callable[..., None]) -> Around:
-    """Around a function after whose return something is noted of its arguments."""
+    """Wraps a function so that its arguments are noted after it returns."""
 
     def around(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:

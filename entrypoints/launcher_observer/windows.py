@@ -1,4 +1,4 @@
-"""Puts steps together into windows, and each window into one line of the rank's timeline."""
+"""Groups steps into windows, and writes each window as one line of the rank's timeline."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from launcher_observer.step import Step
 from launcher_observer.timers import Timer
 
 WARM_UP_STEPS = 5
-"""Steps at the start that have a window of their own: memory is allocated and libraries choose their kernels there."""
+"""First steps, which have a window of their own: memory is allocated and libraries choose their kernels there."""
 
 SHORTEST, GROWTH = 0.5, 1 / 600
-"""Seconds of a window at first, and what they grow by with every second of training: a month of it has some 6,000 windows."""
+"""Seconds of a window at first, and their growth per second of training: a month of training has some 6,000 windows."""
 
 
 class Windows:
-    """Steps that are over, until their seconds can be read, and the window under way."""
+    """Finished steps, until their seconds can be read, and the current window."""
 
     def __init__(self, write: Callable[[int, int, float, dict[str, float], dict[str, float]], None]):
         """
         Args:
-            write: takes a window's epoch, its last step, when that ended in Unix seconds, mean seconds a step, other numbers.
+            write: called with a window's epoch, last step, that step's end in Unix seconds, mean seconds per step, other metrics.
         """
         self._write = write
         self._waiting: deque[tuple[Timer, Step]] = deque()
         self._began: float | None = None
         self.since = time.perf_counter()
-        """When it began to count, by the host's clock."""
+        """When counting began, by the host's clock."""
         self._seconds: dict[str, float] = defaultdict(float)
         self._steps, self._samples, self._cpu, self._slowest = 0, 0, 0.0, 0.0
         self._last: Step | None = None
@@ -39,15 +39,15 @@ class Windows:
         self._batches = 0
         """Of all steps so far."""
         self._loader: Any = None
-        """The one that the latest batch came from."""
+        """Of the latest batch."""
         self._new_epoch = False
         self._worker_cpu = 0.0
         self._mixed = False
-        """Whether workers of an evaluation are in the window."""
+        """Whether the window includes an evaluation's workers."""
         self._threads: DrivingThreads | None = None
         """From the end of the first window on."""
         self.extra: Callable[[], dict[str, float]] = dict
-        """Gives further numbers of a window, once for each: such as `memory_gib`."""
+        """Returns additional metrics, such as `memory_gib`; called once per window."""
         self.world_size = 1
 
     def add(self, timer: Timer, step: Step) -> None:
@@ -56,10 +56,10 @@ class Windows:
         self.fold()
 
     def resume(self, evaluated: bool) -> None:
-        """Training goes on after a pause.
+        """Training resumes after a pause.
 
         Args:
-            evaluated: workers made the batches of an evaluation meanwhile, whose CPU time is none of training's.
+            evaluated: workers made an evaluation's batches meanwhile; their CPU time is not training's.
         """
         if self._threads is not None:
             self._threads.restart()
@@ -72,12 +72,12 @@ class Windows:
         """Count the steps whose seconds are known by now.
 
         Args:
-            evaluates: workers make the batches of an evaluation already.
+            evaluates: workers already make an evaluation's batches.
         """
         self._mixed |= evaluates and bool(self._waiting)
         while self._waiting:
             timer, step = self._waiting[0]
-            # where a batch is asked for in a stream of its own, its moments pass before those of the model's
+            # if a batch is requested in a stream of its own, its moments pass before those of the model's
             if not all(map(timer.has_passed, [step.end, *(end for _, _, end in step.phases)])):
                 return
             self._waiting.popleft()
@@ -88,7 +88,7 @@ class Windows:
         return bool(self._waiting)
 
     def close(self) -> None:
-        """No step comes any more. Those whose seconds are not known yet are left out: nobody waits for them."""
+        """No further step follows. Steps whose seconds are not known yet are left out, not waited for."""
         self.fold()
         if self._steps:
             self._flush()
@@ -96,7 +96,7 @@ class Windows:
     def _count(self, timer: Timer, step: Step) -> None:
         whole = max(0.0, timer.seconds(step.begin, step.end) - step.paused)
         long = max(SHORTEST, (step.ended - self.since) * GROWTH)
-        if whole >= long:  # a step that is rare and slow stands alone: a mean with others would hide how few are slow
+        if whole >= long:  # a rare, slow step stands alone: a mean with others would hide how few are slow
             self._flush(before_slow=True)
         epoch = self._epoch if step.epoch is None else step.epoch
         if epoch != self._epoch and self._last is not None:
@@ -129,7 +129,7 @@ class Windows:
     def _flush(self, *, before_slow: bool = False) -> None:
         """
         Args:
-            before_slow: a slow step is over that is not of the window. The thread's share of the time until now is rather that one's.
+            before_slow: a slow step outside the window has just ended. The thread's share of the time until now is mostly that step's.
         """
         step, steps = self._last, self._steps
         if step is None or not steps:
@@ -145,7 +145,7 @@ class Windows:
             **self.extra(),
         }
         self._threads = self._threads or DrivingThreads()
-        if not self._mixed:  # less where a worker that a fork server started has ended
+        if not self._mixed:  # too low if a worker that a fork server started has ended
             extra["worker_cpu_seconds"] = max(0.0, self._worker_cpu - before) / steps
         self._mixed = False
         if self._samples and self._seconds["step"]:

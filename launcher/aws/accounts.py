@@ -1,4 +1,4 @@
-"""In which account a recorded job is, or on which emulator; and whether the environment names another one."""
+"""The account or emulator of a recorded job, and whether the environment names another one."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from launcher.config.issues import mistake
 
 
 def sent_to(known: dict[str, Any]) -> str:
-    """The account of a job, by its ARN; before SageMaker's first answer, that to which it was sent. "": not recorded.
+    """The account in a job's ARN or, before SageMaker's first answer, the one it was sent to; "": not recorded.
 
     Args:
-        known: of remote.json.
+        known: the content of remote.json.
     """
     return session.account_in(known.get("TrainingJobArn", "")) or known.get("account", "")
 
 
 def was_emulated(known: dict[str, Any]) -> bool:
-    """Whether the job ran on an emulator that is closed. A tunnel to AWS may have had such an address too, but has a real account."""
+    """Whether the job ran on an emulator that is closed. A tunnel to AWS may have had such an address too, but a real account."""
     address = known.get("emulator")
     return bool(address) and sent_to(known) == placeholders.ACCOUNT and session.is_closed(str(address))
 
 
 def refuse_other(region: str, known: dict[str, Any]) -> None:
-    """Raise a UserError where the environment names another account, or another emulator, than the job was sent to.
+    """Raise UserError if the environment names another account or emulator than the job was sent to.
 
-    To both, SageMaker answers that it has no such job. The emulators of all users have the same account, and each its own address.
+    SageMaker answers in both cases that it has no such job. All users' emulators have the same account, but each has its own address.
     """
     here = session.emulator()
     there = known.get("emulator", here)

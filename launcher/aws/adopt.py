@@ -15,7 +15,7 @@ from launcher.record import archives, records, trust
 from launcher.record.records import RunFolder
 
 MAX_RECORD_BYTES = 2**30
-"""Of an unpacked record: texts, and the code, which has 100 MiB at most."""
+"""Limit of an unpacked record: texts, and code of at most 100 MiB."""
 
 
 @trust.closed_umask()
@@ -92,7 +92,7 @@ def _write_what_is_known(folder: RunFolder, described: dict[str, Any], region: s
 
 
 def _shown(name: str, sent: str) -> str:
-    """A hyperparameter as it was sent, without what seems to be a secret."""
+    """A hyperparameter as it was sent, with anything that looks like a secret redacted."""
     try:
         value = json.loads(sent)  # AWS's SDK sends JSON
     except ValueError:

@@ -52,12 +52,12 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFacts:
-    """What the address of one of AWS's PyTorch training images says."""
+    """Facts in the address of one of AWS's PyTorch training images."""
 
     framework_version: str
     """PyTorch's version in the tag, two or three numbers."""
     python: str | None
-    """py310, for example; None where the tag has none (amzn2023 images)."""
+    """py310, for example; None if the tag has none (amzn2023 images)."""
     device: str
     """cpu or gpu."""
     cuda: str | None
@@ -65,7 +65,7 @@ class ImageFacts:
     region: str | None
     """The registry's region; None for the public gallery."""
     for_sagemaker: bool
-    """Whether the image has SageMaker's container toolkit; images for EC2 have not."""
+    """Whether the image has SageMaker's container toolkit; images for EC2 do not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ class UnknownImage(ValueError):
 
 
 def instance(type_name: str) -> InstanceType | None:
-    """An instance type by its name with `ml.`; None where the catalog lacks it."""
+    """An instance type by its name with `ml.`; None if the catalog lacks it."""
     return _instances().get(type_name)
 
 
@@ -114,7 +114,7 @@ def instance_types() -> tuple[str, ...]:
 
 
 def addresses(type_name: str) -> int:
-    """Private addresses of its subnet that a host takes: at least 5 with EFA, else 2.
+    """Private addresses that a host takes from its subnet: at least 5 with EFA, else 2.
 
     https://docs.aws.amazon.com/sagemaker/latest/dg/train-vpc.html, Ensure That Subnets Have Enough IP Addresses
     """
@@ -132,7 +132,7 @@ def gpu(name: str) -> Gpu:
 
 
 def training_image(region: str, instance_type: str, framework_version: str, python_version: str | None) -> str:
-    """The address of AWS's PyTorch training image. SDK v2's `image_uris.retrieve("pytorch", …)` returns the same for those that it knows.
+    """The address of AWS's PyTorch training image, the same as SDK v2's `image_uris.retrieve("pytorch", …)` for images that it knows.
 
     Args:
         region: us-west-2, for example.
@@ -186,19 +186,19 @@ def training_image(region: str, instance_type: str, framework_version: str, pyth
 
 
 def newest_image() -> tuple[str, str]:
-    """(PyTorch version, Python version) of the newest training image, which gets patches for the longest time: what messages recommend."""
+    """(PyTorch version, Python version) of the newest training image. It gets patches for the longest time, so messages recommend it."""
     version, facts = list(_catalog()["images"]["training"]["versions"].items())[-1]
     return version, facts["python"][-1]
 
 
 def last_image_before_turing() -> tuple[str, str]:
-    """(PyTorch version, Python version) of the last training image that surely runs on GPUs before NVIDIA's Turing, such as V100."""
+    """(PyTorch version, Python version) of the last training image sure to run on GPUs older than NVIDIA's Turing, such as V100."""
     facts = _catalog()["images"]["training"]["before_turing"]
     return facts["last_version"], facts["python"]
 
 
 def is_before_turing(name: str) -> bool:
-    """Whether a GPU, by its name in `InstanceType.gpu`, is older than Turing. NVIDIA's only: others have no compute capability."""
+    """Whether a GPU, by its name in `InstanceType.gpu`, is older than Turing. Only NVIDIA's can be: others have no compute capability."""
     facts = _catalog()["images"]["training"]["before_turing"]
     known = _catalog()["gpus"]["by_name"].get(name)
     return known is not None and float(known["compute_capability"]) < float(facts["compute_capability"])
@@ -223,7 +223,7 @@ def profiler_image(region: str) -> str:
 
 
 def smddp_instance_types() -> tuple[str, ...]:
-    """Instance types of SageMaker's data parallel library; ml.p3.16xlarge only before version 2.0."""
+    """Instance types that SageMaker's data parallel library supports; ml.p3.16xlarge only before version 2.0."""
     return tuple(_catalog()["smddp"]["instance_types"])
 
 
@@ -233,7 +233,7 @@ def smddp_versions() -> dict[str, str]:
 
 
 def image_facts(uri: str) -> ImageFacts | None:
-    """What the address of one of AWS's PyTorch training images says; None for any other image."""
+    """Facts in the address of one of AWS's PyTorch training images; None for any other image."""
     match = _IMAGE_URI.match(uri)
     images = _catalog()["images"]["training"]
     if match is None or match["repository"] not in {"pytorch"} | {
@@ -265,7 +265,7 @@ def end_of_patch(framework_version: str) -> date | None:
 
 
 def next_end_of_patch(framework_version: str) -> tuple[str, date] | None:
-    """The nearest newer PyTorch version whose images' last day of patches is known, and that day; None: there is none."""
+    """The next newer PyTorch version whose images' last day of patches is known, and that day; None if there is none."""
     ends: Mapping[str, date] = _catalog()["images"]["training"]["end_of_patch"]
     newer = [version for version in ends if numbers(version) > numbers(framework_version)[:2]]
     nearest = min(newer, key=numbers, default=None)
@@ -285,7 +285,7 @@ def packages() -> Packages:
 
 
 def has_module(module: str, framework_version: str | None) -> bool:
-    """Whether the training image of a PyTorch version has one of the modules that only some have. None: of an unknown version."""
+    """Whether the training image of a PyTorch version (None: unknown) has one of the modules that only some images have."""
     last = packages().until.get(module)
     return last is not None and framework_version is not None and numbers(framework_version)[:2] <= numbers(last)
 
@@ -301,8 +301,7 @@ def dali_packages(framework_version: str, cuda: str | None = None) -> Mapping[st
 
 
 def cuda_version(framework_version: str, cuda: str | None = None) -> int:
-    """The first number of the CUDA version in a training image for PyTorch 2.0 or newer; 11 for older ones. A CPU image counts as its GPU
-    twin.
+    """The CUDA major version in a training image for PyTorch 2.0 or newer; 11 for older ones. A CPU image counts as its GPU twin.
 
     Args:
         cuda: as `ImageFacts.cuda`; None: by the PyTorch version.
@@ -388,7 +387,7 @@ def _fix_for_version(framework_version: str) -> str:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """A version's numbers, by which versions are compared."""
+    """A version's numbers, for comparing versions."""
     return tuple(int(number) for number in version.split("."))
 
 

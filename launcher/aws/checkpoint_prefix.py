@@ -1,4 +1,4 @@
-"""Whether the place of a job's checkpoints in S3 is what the job takes it for. Every request only reads."""
+"""Whether a job's checkpoint prefix in S3 is what the job takes it for. All requests are read-only."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from launcher.planner.plan import Plan
 from launcher.record import records
 
 RESUME = "checkpoints: resume"
-"""The key of what is said about a run that left nothing to resume from."""
+"""The key of the issue about a run that left nothing to resume from."""
 
 MAX_JOBS = 200
-"""Jobs under way that are asked about: a request each."""
+"""The most running jobs that are asked about, one request each."""
 
 
 def check_content(plan: Plan, uri: str, s3: Any) -> Iterator[Issue]:
-    """Whether the prefix holds anything, where the job is to resume, and where it is not.
+    """Issues if the prefix holds anything although the job does not resume a run, or nothing although it does.
 
     Args:
         s3: a boto3 client.
@@ -54,7 +54,7 @@ def holds_any(uri: str, s3: Any) -> bool:
 
 
 def check_users(uri: str, region: str, sagemaker: Any) -> Iterator[Issue]:
-    """Whether a job under way keeps its checkpoints under the same prefix: each would overwrite and remove those of the other.
+    """Whether a running job keeps its checkpoints under the same prefix: each would overwrite and remove the other's.
 
     Args:
         sagemaker: a boto3 client of the region.

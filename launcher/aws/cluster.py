@@ -55,7 +55,7 @@ def _machines(job: Job) -> Iterator[Issue]:
 
 
 def _ignored_volume(job: Job) -> Iterator[Issue]:
-    """A disk's size that no host uses."""
+    """A disk size that no host uses."""
     compute, kinds = job.compute, prices.instances(job)
     own = {name: found.local_storage_gb for name in kinds if (found := catalog.instance(name)) is not None}
     if compute.volume_gb != Compute.model_fields["volume_gb"].default and own and all(own.get(name) for name in kinds):
@@ -67,7 +67,7 @@ def _ignored_volume(job: Job) -> Iterator[Issue]:
 
 
 def _nearest(name: str) -> str | None:
-    """The instance type that a misspelt name meant: of its size, or of its family and no larger; None where that is not plain."""
+    """The instance type that a misspelt name meant: of its size, or of its family and no larger; None if that is unclear."""
     sizes: dict[str, list[str]] = {}
     for known in catalog.instance_types():
         _, family, size = known.split(".")
@@ -87,7 +87,7 @@ def _nearest(name: str) -> str | None:
 
 
 def _xlarges(size: str) -> float | None:
-    """How many `xlarge` a size is; None where it is no size."""
+    """A size as a multiple of `xlarge`; None if it is no size."""
     parts = re.fullmatch(r"(\d*)xlarge|(large)|(medium)", size)
     if parts is None:
         return None
@@ -95,7 +95,7 @@ def _xlarges(size: str) -> float | None:
 
 
 def _groups(job: Job) -> Iterator[Issue]:
-    """What SageMaker asks of groups; `launcher.planner.groups` has what every backend asks."""
+    """SageMaker's requirements for groups; `launcher.planner.groups` has those of every backend."""
     compute = job.compute
     names = [group.name for group in compute.instance_groups]
     if names and compute.instance_type is not None:

@@ -12,10 +12,10 @@ STREAMED = "mode: FastFile for large channels, which are then streamed"
 
 
 def check(job: Job, sizes: Mapping[str, int]) -> Iterator[Issue]:
-    """Issues of the disks, for each group of hosts that has its own, and one for all whose size is `compute.volume_gb`.
+    """Issues of disks that are too small: one per group of hosts with disks of their own, one for all whose size is `compute.volume_gb`.
 
     Args:
-        sizes: channel -> bytes of all its objects, where they are known.
+        sizes: channel -> bytes of all its objects, if known.
     """
     compute, too_small = job.compute, list[tuple[float, str]]()
     kinds = [
@@ -38,11 +38,11 @@ def check(job: Job, sizes: Mapping[str, int]) -> Iterator[Issue]:
 
 
 def copied(job: Job, channel: str, size: int, group: str) -> float:
-    """Bytes of a channel that a host copies; of a sharded one its part, where its objects are alike.
+    """Bytes of a channel that a host copies; its share of a sharded channel, if the objects are alike.
 
     Args:
         size: bytes of the channel.
-        group: the host's; "" where the job has no groups.
+        group: the host's group; "" if the job has none.
     """
     given, groups = job.inputs[channel], job.compute.instance_groups
     takers = [each for each in groups if not given.instance_groups or each.name in given.instance_groups]

@@ -20,7 +20,7 @@ NO_TELEMETRY = {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": {
 """Without it, the SDK reports every fit() to a bucket of AWS's, without a timeout (telemetry_logging.py of 2.257.7)."""
 
 NO_METADATA = "AWS_EC2_METADATA_DISABLED"
-"""Where this variable is true, boto3 sends no request to EC2's metadata address."""
+"""If this variable is true, boto3 sends no request to EC2's metadata address."""
 
 
 @contextlib.contextmanager
@@ -50,7 +50,7 @@ def isolated_credentials(boto_session: Any) -> Iterator[None]:
 
 
 def session(job: Job, boto_session: Any) -> Session:
-    """A SageMaker session without telemetry and without a look-up of the default bucket."""
+    """A SageMaker session without telemetry and without looking up the default bucket."""
     with isolated_credentials(boto_session):
         import sagemaker
 

@@ -1,6 +1,6 @@
 """A run's folder kept up to date from SageMaker: status, the hosts' logs, and at the end the results.
 
-All readers use the folder, so expired credentials, a closed laptop or a second follower lose nothing.
+All readers use the folder, so nothing is lost to expired credentials, a closed laptop or a second follower.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BROKEN: tuple[type[Exception], ...] = (archives.ArchiveError, OSError)
 """Errors of a damaged archive or a full disk."""
 
 USED_SHARE = 0.9
-"""Share of the free disk space that the results may take."""
+"""Fraction of the free disk space that the results may take."""
 
 KEPT = (
     *("TrainingJobName", "TrainingJobArn", "TrainingJobStatus", "SecondaryStatus", "SecondaryStatusTransitions"),
@@ -56,7 +56,7 @@ def refresh(folder: RunFolder) -> bool:
 
     Raises:
         botocore's errors: SageMaker, CloudWatch Logs or S3 did not answer. The folder keeps what came before.
-        UserError: the job is in another account than the environment's credentials.
+        UserError: the environment's credentials are of another account than the job.
     """
     if folder.outcome.exists():
         return False
@@ -113,8 +113,7 @@ def fetch_logs(folder: RunFolder, region: str, hosts: int) -> tuple[bool, str]:
     A spot job that was interrupted has several streams for a host, one after the other.
 
     Returns:
-        Whether there were any; and why the lines of some host cannot be read, without which a job is followed all the same: "" where
-        all can.
+        Whether there were any; and why some host's lines cannot be read, "" if all can. The job is followed in either case.
 
     Raises:
         botocore's transient errors.
@@ -134,7 +133,7 @@ def fetch_logs(folder: RunFolder, region: str, hosts: int) -> tuple[bool, str]:
 
 @contextlib.contextmanager
 def _noted(what: str, problems: list[str]) -> Iterator[None]:
-    """Note an error of AWS that stays. Raises one that may pass."""
+    """Note a permanent error of AWS. Raise a transient one."""
     try:
         yield
     except session.errors() as error:
@@ -144,7 +143,7 @@ def _noted(what: str, problems: list[str]) -> Iterator[None]:
 
 
 def _streams(client: Any, job: str) -> list[str]:
-    """The names of a job's log streams; [] where the account's first job has not started yet."""
+    """The names of a job's log streams; [] if the account's first job has not started yet."""
     pages = client.get_paginator("describe_log_streams").paginate(logGroupName=LOG_GROUP, logStreamNamePrefix=f"{job}/")
     try:
         return [stream["logStreamName"] for page in pages for stream in page["logStreams"]]
@@ -155,7 +154,7 @@ def _streams(client: Any, job: str) -> list[str]:
 
 
 def _fetch_log(client: Any, folder: RunFolder, host: str, streams: list[str]) -> bool:
-    """Append the new lines of a host; whether there were any.
+    """Append the new lines of a host, and return whether there were any.
 
     The position in a stream is a token, which expires after 24 hours and is then refused as an invalid parameter. The host's log is then
     read again from its first line.
@@ -175,7 +174,7 @@ def _fetch_log(client: Any, folder: RunFolder, host: str, streams: list[str]) ->
 
 
 def _append(client: Any, folder: RunFolder, host: str, streams: list[str], positions: dict[str, Any]) -> bool:
-    """Append a host's lines after its recorded positions, and record the new ones after the lines; whether there were any.
+    """Append a host's lines after its recorded positions, then record the new positions. Returns whether there were any lines.
 
     Lines that a crash left without a position are truncated and read again.
     """
@@ -236,7 +235,7 @@ def _finish(
     results = folder.host(hosts[0]) / "output/data"
     for what, save in (
         ("output.tar.gz", lambda: _fetch_archive(client, f"{output}/output.tar.gz", results, folder.path)),
-        ("output/data", lambda: _fetch_files(client, f"{output}/data/", results)),  # where compress_output is false
+        ("output/data", lambda: _fetch_files(client, f"{output}/data/", results)),  # if compress_output is false
         ("model.tar.gz", lambda: fetch(client, f"{output}/model.tar.gz", folder.model)),
     ):
         try:
@@ -255,7 +254,7 @@ def _finish(
 
 
 def _write_outcome(folder: RunFolder, outcome: dict[str, Any]) -> None:
-    """Write outcome.json, with the room that was kept for it."""
+    """Write outcome.json, with the disk space that was reserved for it."""
     folder.reserve.unlink(missing_ok=True)
     records.write_json(folder.outcome, outcome)
 
@@ -300,7 +299,7 @@ def _fetch_files(client: Any, uri: str, target: Path) -> None:
 
 @contextlib.contextmanager
 def _alone(folder: RunFolder) -> Iterator[bool]:
-    """Whether this process alone refreshes the run, which it may where it may write to its folder."""
+    """Whether this process alone refreshes the run: no other process does, and it may write to the folder."""
     with contextlib.ExitStack() as stack:
         try:
             lock = stack.enter_context(open(folder.path / "refresh.lock", "ab"))

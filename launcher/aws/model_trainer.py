@@ -1,4 +1,4 @@
-"""A plan's sagemaker.train.ModelTrainer (SDK v3), made of the planned request. Only this file imports SDK v3.
+"""A plan's sagemaker.train.ModelTrainer (SDK v3), built from the planned request. Only this file imports SDK v3.
 
 The trainer has no `source_code`. With it, SDK v3 replaces the image's own entry point by a script of its own, which starts no smddp and
 takes no hyperparameter with an apostrophe (container_drivers/scripts/environment.py of sagemaker-train 1.27.0). So the image's container
@@ -43,7 +43,7 @@ def model_trainer(job: Job, request: Mapping[str, Any], boto_session: Any) -> Mo
     """The trainer whose `train()` sends the planned request. Making it sends no request; `launcher plan --check` checks the role.
 
     Args:
-        job: whose `request` it is.
+        job: the job that `request` is for.
 
     Raises:
         UserError: the job has settings that a ModelTrainer cannot express.

@@ -19,7 +19,7 @@ warning = partial(Issue, level="warning")
 not_checked = partial(Issue, level="not checked")
 
 MAX_OBJECTS = 100_000
-"""Objects of a channel that are listed at most, in 100 requests."""
+"""The most objects of a channel that are listed, in 100 requests."""
 
 LUSTRE_PORTS = ((988, 988), (1018, 1023))
 """https://docs.aws.amazon.com/fsx/latest/LustreGuide/limit-access-security-groups.html"""
@@ -28,7 +28,7 @@ LUSTRE_PORTS = ((988, 988), (1018, 1023))
 def check(plan: Plan) -> list[Issue]:
     """Issues of role, network, quota, price, buckets, data and file systems.
 
-    Every request only reads. What is denied or does not answer is reported as not checked.
+    All requests are read-only. What is denied or does not answer is reported as not checked.
     """
     return OnlineChecks(plan).issues()
 
@@ -41,7 +41,7 @@ class OnlineChecks:
         self.region = str(plan.job.region)
         uploaded = {upload.target: upload.size for upload in plan.uploads}
         self.sizes = {name: uploaded[address] for name, address in plan.channels.items() if address in uploaded}
-        """Channel -> bytes, where they are known."""
+        """Channel -> bytes, if known."""
 
     def client(self, service: str) -> Any:
         return session.client(service, self.region)
@@ -168,7 +168,7 @@ class OnlineChecks:
             yield Issue(key=key, found=f"no objects under {uri}", fix=fix)
         if outside:
             found = f"{uri} is a prefix that also matches {outside} objects outside the folder, such as {example}"
-            # "For FastFile mode, partial S3 prefix is not supported", once the hosts have come
+            # "For FastFile mode, partial S3 prefix is not supported", reported once the hosts have started
             fails = given.mode == "FastFile"
             level: Level = "error" if fails else "warning"
             yield Issue(
@@ -191,7 +191,7 @@ class OnlineChecks:
         yield from wrong or checkpoint_prefix.check_content(self.plan, uri, self.client("s3"))
 
     def subnets(self) -> Iterator[Issue]:
-        """Whether the subnets exist in one VPC, with the addresses that the hosts take."""
+        """Whether the subnets exist in one VPC, with enough addresses for the hosts."""
         key, client = "network.subnets", self.client("ec2")
         found, missing = _described(
             lambda name: client.describe_subnets(SubnetIds=[name])["Subnets"], self.job.network.subnets
@@ -311,11 +311,11 @@ class OnlineChecks:
                 )
 
     def price(self) -> Iterator[Issue]:
-        """Read AWS's price list and keep it, for the plan's ceiling."""
+        """Read AWS's price list and cache it, for the plan's ceiling."""
         if self.job.compute.price_per_hour is not None:
             return
         names = list(prices.instances(self.job))
-        if session.other_partition(self.region):  # whose credentials are none of the price list's
+        if session.other_partition(self.region):  # the price list does not take its credentials
             unknown = f"the price of {', '.join(names)}: AWS's price list takes no credentials of {self.region}"
             yield not_checked(key="compute.price_per_hour", found=unknown, fix="set compute.price_per_hour")
             return
@@ -331,7 +331,7 @@ class OnlineChecks:
 
 
 def _guarded(key: str, run: Callable[[], Iterator[Issue]]) -> list[Issue]:
-    """A check's issues; where AWS denies it, an issue of the level "not checked"."""
+    """A check's issues; if AWS refuses or does not answer, an issue of level "not checked"."""
     import botocore.exceptions
 
     found: list[Issue] = []

@@ -1,7 +1,7 @@
 """A job's cost in US dollars: the ceiling before it starts, the spend while it runs, the bill when it is over.
 
-The price of an instance-hour is `compute.price_per_hour`, or that of AWS's Price List when it was last read: on this machine, which keeps
-it, or by the public sources that prices.yaml beside this file names.
+The price of an instance-hour is `compute.price_per_hour`, else the last one read from AWS's Price List: by this machine, which keeps it,
+or by the public sources that prices.yaml beside this file names.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from launcher.record.records import write_json
 from launcher.show.text import dollars, listed
 
 OLD_DAYS = 90
-"""From which age on a price is said to be old."""
+"""Age from which a price is called old."""
 
 PRICE_LIST_REGION = "us-east-1"
 """The region of the Price List Query API, which covers all regions.
@@ -75,7 +75,7 @@ def instances(job: Job) -> dict[str, int]:
 
 
 def read_price_list(client: Any, region: str, names: Iterable[str]) -> dict[str, float]:
-    """Read training prices on demand from AWS's Price List, and keep them with today's date.
+    """Read on-demand training prices from AWS's Price List, and cache them with today's date.
 
     Args:
         client: a boto3 client of `pricing` in PRICE_LIST_REGION.
@@ -116,12 +116,12 @@ def bill(request: Mapping[str, Any], per_hour: float | None, described: Mapping[
 
     Args:
         request: its CreateTrainingJob request.
-        per_hour: US dollars an hour of the whole cluster on demand, as planned.
-        described: DescribeTrainingJob's answer. BillableTimeInSeconds is that of one host, after spot's discount:
+        per_hour: US dollars an hour for the whole cluster, on demand, as planned.
+        described: DescribeTrainingJob's answer. BillableTimeInSeconds is for one host, after spot's discount:
             https://docs.aws.amazon.com/sagemaker/latest/dg/model-managed-spot-training.html
 
     Returns:
-        billable_seconds (one host) and training_seconds. Where known, cost_usd, and what `warm_pool.bill` says. With spot, saving (a
+        billable_seconds (one host) and training_seconds. If known, cost_usd and the values of `warm_pool.bill`. With spot, saving (a
         fraction).
     """
     billable, training = described.get("BillableTimeInSeconds"), described.get("TrainingTimeInSeconds")
@@ -135,10 +135,10 @@ def bill(request: Mapping[str, Any], per_hour: float | None, described: Mapping[
 
 
 def so_far(per_hour: float | None, described: Mapping[str, Any]) -> float | None:
-    """US dollars of a running job, on demand; None: no price, or not started.
+    """On-demand cost of a running job, in US dollars; None: no price, or not started.
 
     Args:
-        per_hour: of the whole cluster.
+        per_hour: US dollars an hour for the whole cluster.
         described: DescribeTrainingJob's answer with times as ISO 8601. AWS bills from TrainingStartTime to TrainingEndTime:
             https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_DescribeTrainingJob.html
     """
@@ -151,7 +151,7 @@ def so_far(per_hour: float | None, described: Mapping[str, Any]) -> float | None
 
 
 def cache_file() -> Path:
-    """The price cache: vision-launcher/prices.json in $XDG_CACHE_HOME or ~/.cache; one file an endpoint."""
+    """The price cache: vision-launcher/prices.json in $XDG_CACHE_HOME or ~/.cache; one file per endpoint."""
     endpoint = _endpoint()
     name = f"prices-{urlsplit(endpoint).netloc.replace(':', '-')}.json" if endpoint else "prices.json"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vision-launcher" / name
@@ -163,7 +163,7 @@ def _endpoint() -> str | None:
 
 
 def _price(job: Job, per_hour: float, source: str) -> Price:
-    """The ceiling and its text. The upload of the results has no known end: the text names it and the ceiling leaves it out."""
+    """The ceiling and its text. How long the results upload is unknown: the text names it and the ceiling leaves it out."""
     compute = job.compute
     kept = compute.keep_alive_minutes or 0
     ceiling = per_hour * (longest_hours(compute.max_hours) + kept / 60)
@@ -180,7 +180,7 @@ def _price(job: Job, per_hour: float, source: str) -> Price:
 
 
 def _beside(job: Job) -> str:
-    """What is billed beside a job's hosts. Profiling rules are not: "no additional cost for using the built-in rules",
+    """What is billed besides a job's hosts. Profiling rules are not: "no additional cost for using the built-in rules",
     https://docs.aws.amazon.com/sagemaker/latest/dg/debugger-built-in-profiler-rules.html"""
     if job.profiling is None or job.profiling.profiler is None:
         return ""
@@ -189,18 +189,18 @@ def _beside(job: Job) -> str:
 
 @dataclass(frozen=True)
 class _Known:
-    """One host's price on demand."""
+    """One host's on-demand price."""
 
     usd: float
-    """An hour."""
+    """US dollars an hour."""
     as_of: date
-    """Of the price list."""
+    """Date of the price list."""
     by: str = ""
-    """What the text says of a source that is not this machine's own reading."""
+    """How the text names a source other than this machine's own reading."""
 
 
 def _known(region: str) -> dict[str, _Known]:
-    """Instance type -> its price in a region: of those that this machine read and those that come with the kit the newest. Offline."""
+    """Instance type -> its price in a region: the newer of this machine's reading and the one packaged with the kit. Offline."""
     found = {} if _endpoint() else {**_packaged().get(region, {})}
     for name, item in _cached().get(region, {}).items():
         read = _Known(item["usd"], date.fromisoformat(item["read"]))

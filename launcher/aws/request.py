@@ -22,7 +22,7 @@ from launcher.config.students import LABELS, students
 
 ARCHIVE = "sourcedir.tar.gz"
 CODE_CHANNEL = "code"
-"""The channel of the code under network isolation, where the container cannot download it."""
+"""The channel for the code under network isolation, since the container cannot download it then."""
 
 PROFILER_INSTANCE_TYPE, PROFILER_VOLUME_GB = "ml.m5.4xlarge", 128
 """The processing job of SageMaker Profiler: profiler_constants.py of sagemaker 2.257.7."""
@@ -117,7 +117,7 @@ def image_uri(job: Job) -> str:
 
 
 def first_instance_type(job: Job) -> str:
-    """The job's instance type. Of several groups: the training group's, else the first with accelerators, else the first.
+    """The job's instance type. With several groups: the training group's, else the first with accelerators, else the first.
 
     SDK v2 selects its image by the same order (`_get_instance_type` in estimator.py of 2.257.7).
     """
@@ -156,8 +156,8 @@ def toolkit_hyperparameters(job: Job, run_name: str) -> dict[str, Any]:
 
 
 def groups_hyperparameter(job: Job) -> dict[str, list[str]]:
-    """The groups that train. SDK v2 drops them with torchrun, but the toolkit starts torchrun on the hosts of these groups alone, in every
-    release that has it (`train` in sagemaker_pytorch_container/training.py, 2.7.0 to 3.0.0). Without a launcher they tell the script.
+    """The groups that train. SDK v2 drops them with torchrun, but every toolkit release that has torchrun starts it only on these groups'
+    hosts (`train` in sagemaker_pytorch_container/training.py, 2.7.0 to 3.0.0). Without a launcher they inform the script.
     """
     training = job.compute.training_groups
     return {"sagemaker_distribution_instance_groups": list(training)} if training else {}
@@ -213,9 +213,9 @@ def channel(name: str, given: Input, uploaded_to: str | None) -> dict[str, Any]:
 
 
 def profiler_rules(job: Job, run_name: str) -> list[dict[str, Any]]:
-    """The processing jobs beside the training job: SageMaker Profiler's own, then the job's rules.
+    """The processing jobs that run beside the training job: SageMaker Profiler's own, then the job's rules.
 
-    SDK v2 omits Profiler's processing job where a rule is given. Profiler's recordings would then stay unprocessed.
+    SDK v2 omits Profiler's processing job if a rule is given, which would leave Profiler's recordings unprocessed.
     """
     if job.profiling is None or job.region is None:
         return []
@@ -259,7 +259,7 @@ def detailed_profiler_name(run_name: str) -> str:
 
 
 def max_wait_hours(compute: Compute) -> float:
-    """The limit of waiting and training on spot, in hours."""
+    """Hours that a spot job may wait and train in total."""
     return compute.max_wait_hours if compute.max_wait_hours is not None else min(2 * compute.max_hours, 28 * 24)
 
 

@@ -14,11 +14,11 @@ FILE = "requirements.txt"
 """The container toolkit installs it before the script starts."""
 
 SAME_MODULE = {"cv2": ("opencv-python", "opencv-contrib-python")}
-"""A module that several packages bring, of which one is enough; two would overwrite each other's files."""
+"""A module that several packages provide. One of them is enough; two would overwrite each other's files."""
 
 
 def complete(job: Job, files: list[SourceFile]) -> list[SourceFile]:
-    """The files, with a requirements.txt where AWS's image lacks packages. The user's own requirements.txt stays as it is.
+    """The files, with a requirements.txt if AWS's image lacks packages. The user's own requirements.txt stays as it is.
 
     Versions are those that this kit is tested with.
     """
@@ -36,7 +36,7 @@ def complete(job: Job, files: list[SourceFile]) -> list[SourceFile]:
 
 
 def timm_version(job: Job) -> str | None:
-    """The version of timm that this kit's scripts import; None in an image that is not AWS's, which holds its own."""
+    """The version of timm that this kit's scripts import; None for an image that is not AWS's, which holds its own."""
     uri = job.image.uri if job.image is not None else None
     return None if uri is not None and catalog.image_facts(uri) is None else catalog.packages().pins["timm"]
 
@@ -83,12 +83,12 @@ def dali_packages(job: Job) -> Mapping[str, str] | None:
 
 
 def _image_facts(job: Job) -> catalog.ImageFacts | None:
-    """What the address of the job's image says; None without one in AWS's registry."""
+    """Facts in the address of the job's image; None if it is not one of AWS's."""
     return catalog.image_facts(job.image.uri) if job.image is not None and job.image.uri is not None else None
 
 
 def _framework_version(job: Job) -> str | None:
-    """The PyTorch version of the job's image, where the job says it."""
+    """The PyTorch version of the job's image, if the job says it."""
     about = _image_facts(job)
     given = job.image.framework_version if job.image is not None else None
     return about.framework_version if about is not None else given

@@ -30,7 +30,7 @@ def supports_estimators() -> bool:
 
 
 def require_v2() -> None:
-    """Raise UserError where `plan.estimator()` has no SDK."""
+    """Raise UserError if `plan.estimator()` has no SDK."""
     if supports_estimators():
         return
     here = v3()
@@ -43,7 +43,7 @@ def require_v2() -> None:
 
 
 def require_v3() -> None:
-    """Raise UserError where `plan.model_trainer()` has no SDK. TRAINS 1.27 is the oldest that is tested."""
+    """Raise UserError if `plan.model_trainer()` has no SDK. TRAINS 1.27 is the oldest that is tested."""
     here = v3()
     if _numbers(here) >= (1, 27):
         return
@@ -68,5 +68,5 @@ def _version(package: str) -> str | None:
 
 
 def _numbers(version: str | None) -> tuple[int, ...]:
-    """A version's leading numbers; of none, ()."""
+    """A version's leading numbers; () for None."""
     return tuple(map(int, re.findall(r"\d+", (version or "").split("+")[0])[:3]))

@@ -36,7 +36,7 @@ def values(job: Job) -> dict[str, str]:
 
 
 def from_environment(job: Job) -> list[str]:
-    """The secrets that are taken from the environment of who starts the run."""
+    """Secrets taken from the environment of whoever starts the run."""
     return [name for name, secret in job.secrets.items() if secret.secretsmanager is None]
 
 
@@ -52,7 +52,7 @@ def check_here(job: Job) -> Iterator[Issue]:
 
 
 def not_checked(job: Job, reader: str) -> list[Issue]:
-    """What a plan does not know of secrets in Secrets Manager.
+    """What a plan does not know about secrets in Secrets Manager.
 
     Args:
         reader: who reads them.

@@ -1,7 +1,7 @@
 """Whether a job's security groups let its hosts reach each other, by EC2's descriptions of the groups.
 
 https://docs.aws.amazon.com/sagemaker/latest/dg/train-vpc.html, Configure the VPC Security Group. Each host is in all groups of the
-job, so a rule that names one of them is for all hosts.
+job, so a rule that names one of them applies to all hosts.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from launcher.planner import groups
 from launcher.show.text import listed
 
 Group = Mapping[str, Any]
-"""A security group as DescribeSecurityGroups answers it."""
+"""A security group as DescribeSecurityGroups returns it."""
 
 KEY = "network.security_groups"
 
 RENDEZVOUS = 7777
-"""The port at which the container toolkit's torchrun meets."""
+"""The rendezvous port of the container toolkit's torchrun."""
 
 DIRECTIONS = {"inbound": ("IpPermissions", "ingress"), "outbound": ("IpPermissionsEgress", "egress")}
-"""Direction -> its rules in a group, and how AWS's command line calls it."""
+"""Direction -> its rules in a group, and its name in the AWS CLI."""
 
 
 def check(job: Job, found: Sequence[Group], region: str) -> Iterator[Issue]:
@@ -43,7 +43,7 @@ def check(job: Job, found: Sequence[Group], region: str) -> Iterator[Issue]:
 
 
 def opens(found: Sequence[Group], low: int, high: int) -> bool:
-    """Whether one of a job's groups lets its hosts in on TCP ports. A rule for addresses may mean theirs."""
+    """Whether one of a job's groups lets its hosts in on TCP ports. A rule for addresses counts, as it may cover theirs."""
     return any(
         (_is_all_traffic(rule) or (rule["IpProtocol"] == "tcp" and rule["FromPort"] <= low and high <= rule["ToPort"]))
         and (_names(rule, found) or bool(rule.get("IpRanges")))
@@ -53,7 +53,7 @@ def opens(found: Sequence[Group], low: int, high: int) -> bool:
 
 
 def _closed_inbound(job: Job, found: Sequence[Group]) -> Iterator[Issue]:
-    """Hosts that meet exchange gradients, images and Ray's messages on ports of the system's choice."""
+    """Closed ports: hosts that have met exchange gradients, images and Ray's messages on ports that the system picks."""
     if opens(found, 0, 65535):
         return
     meet = not groups.is_remote(job) and opens(found, RENDEZVOUS, RENDEZVOUS)
@@ -67,15 +67,15 @@ def _closed_inbound(job: Job, found: Sequence[Group]) -> Iterator[Issue]:
 
 
 def _closed_to_efa(job: Job, found: Sequence[Group], region: str) -> Issue | None:
-    """What keeps EFA's traffic between the hosts that train; None: nothing, or they have no EFA.
+    """What blocks EFA's traffic between the hosts that train; None: nothing, or they have no EFA.
 
     "An EFA requires a security group that allows all inbound and outbound traffic to and from the security group itself":
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start.html#efa-start-security, and the same of training hosts in
-    train-vpc. What bypasses the operating system is no IP traffic, so a rule for addresses, such as the outbound one to 0.0.0.0/0
-    that every new group has, does not let it through: the hosts meet by TCP, and hang in their first all-reduce.
+    train-vpc. Traffic that bypasses the operating system is not IP traffic, so a rule for addresses, such as every new group's outbound
+    one to 0.0.0.0/0, does not let it through: the hosts meet over TCP, and hang in their first all-reduce.
 
-    It is an error where EFA is sure to be used: by the library that torchrun's or smddp's processes have on P hosts. Others may use
-    TCP: G and CPU hosts, of which no page says that SageMaker gives them their EFA, and a script that nothing distributes.
+    It is an error only if EFA is sure to be used: by the library in torchrun's or smddp's processes on P hosts. Others may use TCP:
+    G and CPU hosts, for which no page says that SageMaker gives them EFA, and a script without a launcher.
     """
     kinds = {place.instance_type for place in groups.places(job) if place.rank is not None}
     machines = [machine for kind in sorted(kinds) if (machine := catalog.instance(kind)) is not None and machine.efa]
@@ -104,7 +104,7 @@ def _missing(group: Group, found: Sequence[Group]) -> list[str]:
 
 
 def _command(direction: str, group: str, region: str) -> str:
-    """AWS's command that adds EFA's rule to a group, as its guide has it:
+    """The AWS CLI command that adds EFA's rule to a group, from AWS's guide:
     https://docs.aws.amazon.com/pcs/latest/userguide/working-with_networking_efa_create-sg.html"""
     name = DIRECTIONS[direction][1]
     return f"aws ec2 authorize-security-group-{name} --region {region} --group-id {group} --protocol -1 --source-group {group}"

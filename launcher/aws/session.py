@@ -42,11 +42,11 @@ MAX_ATTEMPTS = 8
 """Attempts of one call."""
 
 ONE_AT_A_TIME = threading.Lock()
-"""Threads may share clients, but no session: https://boto3.amazonaws.com/v1/documentation/api/latest/guide/session.html"""
+"""Threads may share clients, but not sessions: https://boto3.amazonaws.com/v1/documentation/api/latest/guide/session.html"""
 
 
 def boto_session(region: str) -> Any:
-    """A new boto3 session, with credentials read again. Raises UserError where boto3 is not installed."""
+    """A new boto3 session, with credentials read again. Raises UserError if boto3 is not installed."""
     try:
         import boto3
     except ModuleNotFoundError:
@@ -77,12 +77,12 @@ def _client(service: str, region: str, account: tuple[str | None, ...]) -> Any:
 
 @functools.lru_cache(maxsize=8)
 def _session(region: str, account: tuple[str | None, ...]) -> Any:
-    """One for all services, as each session reads the list of AWS's endpoints. Only within ONE_AT_A_TIME."""
+    """One session for all services, as each session reads the list of AWS's endpoints. Call only within ONE_AT_A_TIME."""
     return boto_session(region)
 
 
 def other_partition(region: str) -> str:
-    """How the partition that a region lies in is called behind AWS's own, such as -cn; "" for that. Each has credentials of its own."""
+    """The suffix of a region's partition, such as -cn; "" for the partition `aws`. Each partition has credentials of its own."""
     with ONE_AT_A_TIME:
         made = _session(region, _account_variables())
         import botocore.exceptions
@@ -94,7 +94,7 @@ def other_partition(region: str) -> str:
 
 
 def emulator() -> str:
-    """The address of the emulator on this machine that the environment names; "" where it names AWS."""
+    """The address of the emulator on this machine that the environment names; "" if it names AWS."""
     address = os.environ.get("AWS_ENDPOINT_URL") or ""
     return address if urlsplit(address).hostname in LOOPBACK else ""
 
@@ -112,7 +112,7 @@ def is_closed(emulator: str) -> bool:
 
 
 def account(region: str) -> str:
-    """The account of the environment's credentials: 12 digits. It takes no permission.
+    """The account of the environment's credentials: 12 digits. Needs no permission.
 
     https://docs.aws.amazon.com/STS/latest/APIReference/API_GetCallerIdentity.html
     """
@@ -120,7 +120,7 @@ def account(region: str) -> str:
 
 
 def account_in(arn: str) -> str:
-    """The account in an Amazon Resource Name, arn:PARTITION:SERVICE:REGION:ACCOUNT:RESOURCE; "" where it has none.
+    """The account in an Amazon Resource Name, arn:PARTITION:SERVICE:REGION:ACCOUNT:RESOURCE; "" if it has none.
 
     https://docs.aws.amazon.com/IAM/latest/UserGuide/reference-arns.html
     """
@@ -151,7 +151,7 @@ def _answer(error: BaseException) -> Mapping[str, Any]:
 
 
 def is_unknown_job(error: Exception) -> bool:
-    """Whether SageMaker says that the credentials' account has no such job in the region. So it says of another account's job."""
+    """Whether SageMaker says that the credentials' account has no such job in the region. It also says so of another account's job."""
     return code(error) in ("ValidationException", "ResourceNotFound") and "not found" in text(error).lower()
 
 
@@ -212,7 +212,7 @@ def unreachable() -> Iterator[None]:
 
 
 def errors() -> tuple[type[Exception], ...]:
-    """Errors of AWS calls; () where boto3 is not installed, which `boto_session` reports."""
+    """Errors of AWS calls; () if boto3 is not installed, which `boto_session` reports."""
     try:
         import boto3.exceptions
         import botocore.exceptions

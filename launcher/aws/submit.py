@@ -33,7 +33,7 @@ def create(plan: Plan) -> None:
 def is_refusal(error: BaseException) -> bool:
     """Whether an error of `create` means that it created no job: SageMaker's first answer refused it, or nothing was sent.
 
-    Where an answer was lost, or an attempt was throttled, botocore sends the request again. What SageMaker then refuses may be there:
+    If an answer is lost or an attempt is throttled, botocore sends the request again. A job that SageMaker then refuses may exist:
     the first attempt has taken the name (ResourceInUse) or the last of the quota (ResourceLimitExceeded).
     https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html
 
@@ -49,7 +49,7 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def is_there(plan: Plan) -> bool:
-    """Whether SageMaker knows the training job by now. It may exist where not: a new job takes a moment to be known."""
+    """Whether SageMaker knows the training job by now. If not, it may still exist: a new job takes a moment to be known."""
     try:
         session.client("sagemaker", str(plan.job.region)).describe_training_job(TrainingJobName=plan.name)
     except session.errors():

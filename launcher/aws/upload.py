@@ -21,7 +21,7 @@ from launcher.show.text import counted, file_size
 
 THREADS = 8
 MAX_FILES = 1_000_000
-"""Above it, single uploads take too long, or the folder is the wrong one."""
+"""Beyond it, single uploads take too long, or the folder is the wrong one."""
 RECORD = "record/record.tar.gz"
 """The run's record below <output>/<run>/, by which another machine attaches to the run."""
 
@@ -29,10 +29,10 @@ RECORD = "record/record.tar.gz"
 def planned_upload(job: Job, channel: str, place: Path) -> Upload:
     """The target in S3 of a folder or file.
 
-    It holds a fingerprint of names, sizes and times: unchanged data is uploaded once, and changed data never mixes with older.
+    It holds a fingerprint of names, sizes and times: unchanged data is uploaded once, and changed data never mixes with old data.
 
     Raises:
-        UserError: the folder holds the user's home, what cannot be read, a name that S3 does not take, or more than MAX_FILES.
+        UserError: the folder holds the user's home, something unreadable, a name that S3 refuses, or more than MAX_FILES files.
     """
     key = f"inputs.{channel}"
     if Path.home().resolve().is_relative_to(place.resolve()):
@@ -61,7 +61,7 @@ def upload(plan: Plan, client: Any, say: Callable[[str], None]) -> None:
 
     Args:
         client: a boto3 client of `s3`.
-        say: called with a line for people before each part.
+        say: called with a human-readable line before each part.
 
     Raises:
         botocore's and s3transfer's errors.
@@ -124,7 +124,7 @@ def _files(place: Path, key: str) -> Iterator[tuple[str, Path]]:
     """A file, or every file below a folder, sorted; each with its path in the folder. Links are followed as the scripts follow them.
 
     Args:
-        key: of the message.
+        key: the message's config key.
 
     Raises:
         UserError: more than MAX_FILES.

@@ -1,4 +1,4 @@
-"""Validation of a job for SageMaker: what it refuses, ignores or fails on after the hosts have started. Offline."""
+"""Offline validation of a job for SageMaker: what SageMaker refuses, ignores or fails on after the hosts have started."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from launcher.record import records
 warning = partial(Issue, level="warning")
 
 HOURS_WITHOUT_CHECKPOINTS = 1
-"""SageMaker's limit for its own spot algorithms that do not checkpoint.
+"""SageMaker's limit for its own algorithms on spot that do not checkpoint.
 https://docs.aws.amazon.com/sagemaker/latest/dg/model-managed-spot-training.html"""
 
 TAKEN_FOLDERS = ("/opt/ml/code", "/opt/ml/input", "/opt/ml/model", "/opt/ml/output")
-"""Folders of the container with another use."""
+"""Container folders that have another use."""
 
 
 def check(job: Job, *, kit_script: bool, requirements: bool) -> list[Issue]:
@@ -46,7 +46,7 @@ def check(job: Job, *, kit_script: bool, requirements: bool) -> list[Issue]:
 
 
 def newest_image() -> str:
-    """The image that messages recommend, as a config has it."""
+    """The image that messages recommend, in a config's form."""
     version, python = catalog.newest_image()
     return f'{{framework_version: "{version}", python: {python}}}'
 
@@ -70,7 +70,7 @@ def _missing(job: Job) -> Iterator[Issue]:
 
 
 def _old_gpu(job: Job) -> str | None:
-    """A GPU of the job's that today's images do not support, with its instance type: `V100 (ml.p3.2xlarge)`."""
+    """A GPU of the job that today's images do not support, with its instance type: `V100 (ml.p3.2xlarge)`."""
     kinds = [job.compute.instance_type, *(group.instance_type for group in job.compute.instance_groups)]
     for kind in kinds:
         machine = catalog.instance(kind) if kind is not None else None
@@ -160,7 +160,7 @@ def _image(job: Job, kit_script: bool) -> Iterator[Issue]:
 
 
 def _unpatched(framework_version: str) -> str | None:
-    """What is known of the security patches of AWS's image of a PyTorch version, where they have ended or seem to have."""
+    """What is known about security patches of AWS's image for a PyTorch version, if they have ended or seem to have."""
     last_day = catalog.end_of_patch(framework_version)
     if last_day is not None:
         return f"has had no security patches since {last_day}" if last_day < date.today() else None
@@ -267,7 +267,7 @@ def _network(job: Job, requirements: bool) -> Iterator[Issue]:
 
 
 def _is_among_the_checkpoints(job: Job, bank: Mapping[str, Any]) -> bool:
-    """Whether a run opens its label bank there: a new one, or that of an earlier run, whose archive it unpacks there to add to it."""
+    """Whether a run opens its label bank among its checkpoints: a new bank, or an earlier run's, unpacked there to be added to."""
     where = bank.get("where")
     given = job.inputs.get(where.removeprefix("channel:")) if isinstance(where, str) else None
     return where is None or (given is not None and given.run is not None and not bank.get("complete"))
@@ -305,8 +305,8 @@ def _spot_and_checkpoints(job: Job, kit_script: bool) -> Iterator[Issue]:
 
 
 def _copied_as_checkpoints(job: Job, kit_script: bool) -> Iterator[Issue]:
-    """Before the script SageMaker copies all that lies below CheckpointConfig.S3Uri to each host, and what a script removes there goes in
-    S3 too: https://docs.aws.amazon.com/sagemaker/latest/dg/model-checkpoints.html"""
+    """SageMaker copies everything below CheckpointConfig.S3Uri to each host before the script starts, and removes from S3 what the script
+    removes there: https://docs.aws.amazon.com/sagemaker/latest/dg/model-checkpoints.html"""
     if job.checkpoints is None:
         return
     above = f"{job.checkpoints.s3.rstrip('/')}/"
@@ -318,7 +318,7 @@ def _copied_as_checkpoints(job: Job, kit_script: bool) -> Iterator[Issue]:
         free = (one for one in places if not any(f"{uri}/".startswith(f"{one}/") for uri in others.values()))
         yield Issue(
             key="checkpoints",
-            level="error" if kit_script else "warning",  # a user's script may begin with what lies there
+            level="error" if kit_script else "warning",  # a user's script may start from what lies there
             found=f"{job.checkpoints.s3} holds {', '.join(inside)} too, which SageMaker would copy to every host as checkpoints",
             valid="a prefix that holds checkpoints alone",
             fix=f"write checkpoints: {next(free, 'another prefix')}",

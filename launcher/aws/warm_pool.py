@@ -1,6 +1,6 @@
-"""A job's warm pool: the hosts that stay after it, and are billed, until a similar job takes them or their time is over.
+"""A job's warm pool: the hosts that stay after the job, and are billed, until a similar job takes them or their time is up.
 
-A job with `compute.keep_alive_minutes` leaves one however it ended: completed, stopped, or failed by an error of its script.
+A job with `compute.keep_alive_minutes` leaves one however it ends: completed, stopped, or failed by an error of its script.
 https://docs.aws.amazon.com/sagemaker/latest/dg/train-warm-pools.html, Warm pool creation
 """
 
@@ -18,12 +18,12 @@ from launcher.record.shapes import utc
 from launcher.show.text import counted, dollars, duration
 
 GONE = ("Reused", "Terminated")
-"""WarmPoolStatus.Status of hosts that are another job's, or nobody's. InUse, which a job that just ended may still have, is none of
-them: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_WarmPoolStatus.html"""
+"""WarmPoolStatus.Status of hosts that belong to another job or to nobody. InUse is not among them, as a job that just ended may still
+have it: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_WarmPoolStatus.html"""
 
 
 ENDED = {"WarmPoolStatus": {"Status": "Terminated"}}
-"""What is known of a warm pool of which nobody says more: of a job that was deleted, or of an emulator that was closed."""
+"""Assumed of a warm pool that nobody can be asked about: its job was deleted, or its emulator was closed."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class WarmPool:
     since: datetime
     """UTC; the end of the job."""
     until: datetime
-    """UTC; they stay no longer."""
+    """UTC; the hosts stay no longer."""
     usd_per_hour: float | None
-    """Of all hosts, on demand; None: unknown."""
+    """For all hosts, on demand; None: unknown."""
 
     def cost(self, start: datetime, end: datetime) -> float | None:
         """US dollars from one time to another; None: no price."""
@@ -51,12 +51,12 @@ class WarmPool:
 
 
 def stays(described: Mapping[str, Any]) -> bool:
-    """Whether DescribeTrainingJob's answer about a job that is over has a warm pool that is still this job's cost."""
+    """Whether DescribeTrainingJob's answer about a job that is over shows a warm pool that this job still pays for."""
     return "WarmPoolStatus" in described and described["WarmPoolStatus"]["Status"] not in GONE
 
 
 def of(folder: RunFolder) -> WarmPool | None:
-    """The warm pool of a run that is over, by SageMaker's last answer; None: none, or its time is over. Offline."""
+    """The warm pool of a run that is over, by SageMaker's last answer; None if there is none or its time is up. Offline."""
     known = folder.read(folder.remote)
     ended, kept = known.get("TrainingEndTime"), known.get("ResourceConfig", {}).get("KeepAlivePeriodInSeconds")
     if known.get("TrainingJobStatus") not in records.OVER or not stays(known) or ended is None or not kept:
@@ -68,14 +68,14 @@ def of(folder: RunFolder) -> WarmPool | None:
 
 
 def bill(described: Mapping[str, Any], usd_per_hour: float | None) -> dict[str, float]:
-    """What the warm pool of a job that is over cost, once its hosts are gone: until then it grows.
+    """The cost of the warm pool of a job that is over, once its hosts are gone: until then it grows.
 
     Args:
         described: DescribeTrainingJob's answer.
-        usd_per_hour: of all hosts, on demand; None: unknown.
+        usd_per_hour: for all hosts, on demand; None: unknown.
 
     Returns:
-        warm_pool_seconds, of each host, and warm_pool_usd, where they are known.
+        warm_pool_seconds (each host) and warm_pool_usd, if known.
     """
     pool = {} if stays(described) else described.get("WarmPoolStatus", {})
     seconds = pool.get("ResourceRetainedBillableTimeInSeconds")
@@ -86,11 +86,11 @@ def bill(described: Mapping[str, Any], usd_per_hour: float | None) -> dict[str, 
 
 
 def settle(folder: RunFolder) -> None:
-    """Ask for the bill of a warm pool whose hosts had not gone when SageMaker last answered, and write it into the run's outcome.
+    """Ask SageMaker if a warm pool whose hosts were not gone at its last answer is gone, and if so, add its bill to the run's outcome.
 
     Raises:
         botocore's errors: SageMaker did not answer.
-        UserError: the job is in another account than the environment's credentials.
+        UserError: the environment's credentials are of another account than the job.
     """
     known = folder.read(folder.remote)
     if not folder.outcome.exists() or not stays(known):
@@ -112,21 +112,21 @@ def settle(folder: RunFolder) -> None:
 
 @trust.closed_umask()
 def _write_bill(folder: RunFolder, answer: Mapping[str, Any]) -> None:
-    """Write what the hosts, which are gone, cost."""
+    """Record the cost of hosts that are gone."""
     known, per_hour = folder.read(folder.remote), (folder.read(folder.plan).get("price") or {}).get("usd_per_hour")
     _add(folder, bill(answer, per_hour))
-    records.write_json(folder.remote, {**known, "WarmPoolStatus": answer["WarmPoolStatus"]})  # last: it is settled
+    records.write_json(folder.remote, {**known, "WarmPoolStatus": answer["WarmPoolStatus"]})  # last: this settles it
 
 
 def _add(folder: RunFolder, values: Mapping[str, float]) -> None:
-    """Add to a run's outcome, where it has one: the results of a run without are still to be fetched, and so is its bill."""
+    """Add to a run's outcome, if it has one. Without one, the run's results are still to be fetched, and so is its bill."""
     outcome = folder.read(folder.outcome)
     if outcome:
         records.write_json(folder.outcome, {**outcome, **values})
 
 
 def usd_at_most(folder: RunFolder) -> float:
-    """US dollars of the hosts that stayed after a run: their bill, or what they cost at most until it is known; 0: no price. Offline."""
+    """US dollars for the hosts that stayed after a run: their bill or, until it is known, the most they can cost; 0: no price. Offline."""
     outcome, known = folder.read(folder.outcome), folder.read(folder.remote)
     if "warm_pool_usd" in outcome or not stays(known):
         return float(outcome.get("warm_pool_usd", 0.0))
@@ -147,7 +147,7 @@ def end(folder: RunFolder) -> str:
     https://docs.aws.amazon.com/sagemaker/latest/dg/train-warm-pools-how-to-use.html, Terminate a warm pool
 
     Returns:
-        What was ended, and what it cost; or what had ended it before; "": the run left no warm pool.
+        What was ended, and what it cost; or what had ended the pool before; "": the run left no warm pool.
 
     Raises:
         botocore's errors: SageMaker did not answer, or refused; the hosts stay.

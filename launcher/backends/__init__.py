@@ -1,4 +1,4 @@
-"""Where plans run: one `Backend` class each, in a file that is imported on use."""
+"""Where plans run: one `Backend` class per file, imported on use."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ BACKENDS = {
 """Name on the command line -> module:class."""
 
 STARTERS = {**BACKENDS, "watch": "launcher.backends.watch:Watch"}
-"""What a run's record may name as its starter -> module:class."""
+"""Starter in a run's record -> module:class."""
 
 OTHER_NAMES = {"sagemaker": "aws", "cloud": "aws", "local": "process", "here": "process", "container": "docker"}
-"""What a backend is often called -> its name."""
+"""Common alias -> name."""
 
 DEFAULT = "process"
 """The backend of a command without --on."""
@@ -36,7 +36,7 @@ def get(name: str) -> Backend:
 
 
 def starter(name: str) -> Starter:
-    """What started a recorded run, by its name there. Raises UserError for an unknown name."""
+    """The starter of a recorded run, by the name in its record. Raises UserError for an unknown name."""
     return _made(STARTERS[name]) if name in STARTERS else get(name)
 
 

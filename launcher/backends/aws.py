@@ -76,7 +76,7 @@ class Aws(Backend):
         """Each channel's address, and the uploads of channels on this machine.
 
         Raises:
-            UserError: an earlier run's model is neither on this machine nor where the job's role may read it; or of `planned_upload`.
+            UserError: an earlier run's model is neither on this machine nor where the job's role may read it; or from `planned_upload`.
         """
         shown: dict[str, str] = {}
         uploads = []
@@ -122,7 +122,7 @@ class Aws(Backend):
         return online.check(plan)
 
     def checked(self, planned: Plan) -> Plan:
-        """The plan with the issues of `check_online`. It resumes no run that left nothing to resume from."""
+        """The plan with the issues of `check_online`. A run that left nothing to resume from is dropped from `resumes`."""
         made = super().checked(planned)
         left_none = any(issue.key == checkpoint_prefix.RESUME for issue in made.issues)
         return replace(made, resumes=None) if left_none else made
@@ -157,7 +157,7 @@ class Aws(Backend):
         return tuple(planned)
 
     def hosts_share_a_machine(self) -> bool:
-        """On an emulator's machine they do."""
+        """True on an emulator."""
         return bool(session.emulator())
 
     def world_size(self, job: Job) -> int:
@@ -169,12 +169,12 @@ class Aws(Backend):
     def start(self, plan: Plan, folder: records.RunFolder, lock: int, lifeline: int | None) -> None:
         """Upload data, code and record, and create the training job, which outlives this process.
 
-        The record says that the job was sent before it is: whatever happens from then on, the job may run, and `refresh` finds out.
-        There is no supervisor. The lock is this process's until the job is created, and `lifeline` is unused.
+        The job is recorded as sent before it is sent: whatever happens then, it may be running, and `refresh` finds out.
+        There is no supervisor. This process holds the lock until the job is created, and `lifeline` is unused.
 
         Raises:
-            UserError: AWS refused, and the run is recorded as not started; or the job was created, and could not be stopped as asked
-                to meanwhile.
+            UserError: AWS refused, and the run is recorded as not started; or a stop was requested meanwhile, and the created job
+                could not be stopped.
         """
         assert plan.request is not None
         region = str(plan.job.region)
@@ -209,9 +209,9 @@ class Aws(Backend):
             self._hand_over(folder, lock)
 
     def _hand_over(self, folder: records.RunFolder, lock: int) -> None:
-        """Leave it to `stop` to ask SageMaker from now on, and carry out what it left to `start`.
+        """Release the lock, so that `stop` asks SageMaker from now on, and carry out a stop that was requested before.
 
-        In this order: a stop that found the lock held wrote its request before, so that it is seen here.
+        The order matters: a `stop` that found the lock held has already written its request, so it is seen here.
         """
         fcntl.flock(lock, fcntl.LOCK_UN)
         if folder.stop_request.exists():
@@ -222,7 +222,7 @@ class Aws(Backend):
             upload.upload(plan, session.client("s3", str(plan.job.region)), _say)
 
     def stop(self, folder: records.RunFolder, reason: str) -> None:
-        """Ask SageMaker to stop the job. While another process starts it, that process does, once it has created the job.
+        """Ask SageMaker to stop the job. If another process is creating it, that process stops it once it is created.
 
         Raises:
             UserError: SageMaker did not answer; the job continues.
@@ -232,10 +232,10 @@ class Aws(Backend):
             self._stop_job(folder, is_first)
 
     def _stop_job(self, folder: records.RunFolder, is_first: bool) -> None:
-        """Ask SageMaker to stop the job. Where it does not answer, say so, and take back the request that the record holds.
+        """Ask SageMaker to stop the job. If it does not answer, say so, and take back the recorded request if it is the first.
 
         Args:
-            is_first: SageMaker has not got an earlier request.
+            is_first: SageMaker has received no earlier request.
         """
         try:
             with session.as_user_error("stop"):
@@ -257,7 +257,7 @@ class Aws(Backend):
             return follow.refresh(folder)
 
     def spend(self, folder: records.RunFolder) -> float | None:
-        """US dollars so far, on demand, from TrainingStartTime on, as AWS bills."""
+        """On-demand US dollars so far, from TrainingStartTime on, as AWS bills."""
         per_hour = (folder.read(folder.plan).get("price") or {}).get("usd_per_hour")
         return prices.so_far(per_hour, folder.read(folder.remote))
 
@@ -291,7 +291,7 @@ class Aws(Backend):
 
     def why_not_resumed(self, job: Mapping[str, Any], folder: records.RunFolder) -> Issue | None:
         kept = given = _prefix(job)
-        with contextlib.suppress(records.DamagedRecord):  # which says so where the job is read
+        with contextlib.suppress(records.DamagedRecord):  # reported where the job is read
             kept = _prefix(folder.read_job())
         if kept and given and kept != given:
             found = f"{given}, and {folder.name} kept its checkpoints under {kept}"
@@ -322,7 +322,7 @@ def _send_stop(folder: records.RunFolder) -> None:
     """Send StopTrainingJob.
 
     Raises:
-        botocore's errors, and UserError where SageMaker does not know the job (yet).
+        botocore's errors, and UserError if SageMaker does not know the job (yet).
     """
     region = folder.read(folder.plan)["job"]["region"]
     try:
@@ -336,7 +336,7 @@ def _send_stop(folder: records.RunFolder) -> None:
 
 
 def _say_that_it_may_run(name: str, error: BaseException, is_there: bool) -> None:
-    """Say what is known of a job whose creation SageMaker did not confirm."""
+    """Say what is known about a job whose creation SageMaker did not confirm."""
     if isinstance(error, UserError) and is_there:
         return  # the answer was lost: it is followed like any other
     started = "has started and goes on" if is_there else "may have been started"
@@ -363,7 +363,7 @@ def _processes(job: Job, instance_type: str) -> int:
 
 
 def _model_in_s3(run: records.RunFolder, job: Job) -> str | None:
-    """The address of an earlier run's model in S3; None for a run on this machine, in another region or account, or on an emulator that
+    """The S3 address of an earlier run's model; None for a run on this machine, in another region or account, or on an emulator that
     the environment does not name."""
     remote = run.read(run.remote)
     if not remote or run.read(run.plan)["job"].get("region") != job.region:

@@ -1,4 +1,4 @@
-"""Backend, the interface of a place where plans run."""
+"""The Backend interface: a place where plans run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OBSERVED = "steps, data loading and the machine are measured, the script is unch
 
 
 class Starter:
-    """What started a run, by which it is stopped and followed. The defaults fit a run on this machine with a supervisor."""
+    """What started a run, used to stop and follow it. The defaults fit a supervised run on this machine."""
 
     name: ClassVar[str]
     """Its name on the command line and in records."""
@@ -35,7 +35,7 @@ class Starter:
         folder.request_stop(reason)
 
     def refresh(self, folder: RunFolder) -> bool:
-        """Update the run's folder; whether anything was new. A supervisor's run needs no update.
+        """Update the run's folder and return whether anything was new. A supervised run needs no update.
 
         Raises:
             Unreachable: SageMaker does not answer.
@@ -47,45 +47,45 @@ class Starter:
         return None
 
     def still_costs(self, folder: RunFolder) -> str:
-        """What a run that is over still costs, and how to end it; "": nothing. By what the folder holds."""
+        """What a run that is over still costs and how to end that; "" if nothing. Reads only the run's folder."""
         return ""
 
     def settle(self, folder: RunFolder) -> None:
-        """Find out what a run cost after its end, where that was not known yet.
+        """Find out what a run cost after its end, if that was not known yet.
 
         Raises:
             Unreachable: SageMaker does not answer.
         """
 
     def usd_after_the_end(self, folder: RunFolder) -> float:
-        """US dollars that a run cost after its end, or costs at most where that is not known yet. By what the folder holds."""
+        """US dollars that a run cost after its end or, while that is unknown, the most it can cost. Reads only the run's folder."""
         return 0.0
 
     def release(self, folder: RunFolder) -> str:
-        """End what a run that is over still costs; what was ended, in words; "": nothing.
+        """End whatever a run that is over still pays for, and return what was ended, in words; "" if nothing.
 
         Raises:
-            UserError: SageMaker did not answer, or refused; it goes on.
+            UserError: SageMaker did not answer, or refused; the costs continue.
         """
         return ""
 
     def why_not_planned_again(self, folder: RunFolder) -> Issue | None:
-        """Why a run has no job to replay, resume or probe; None: it has one."""
+        """Why a run has no job to replay, resume or probe; None if it has one."""
         missing = folder.job if not folder.job.is_file() else folder.code if not folder.code.is_dir() else None
         if missing is None:
             return None
         return Issue(key="run", found=f"{folder.name} has no {missing.name}", fix="name a run whose record is complete")
 
     def room_for_checkpoints(self, job: Mapping[str, Any]) -> str | None:
-        """Where a recorded job that keeps no checkpoints could keep them; None: it has a place, or needs none.
+        """Where a recorded job without checkpoints could keep them; None if it has a place or needs none.
 
         Args:
-            job: as its run's plan.json has it.
+            job: the job in its run's plan.json.
         """
         return None
 
     def profile(self, folder: RunFolder, interval_ms: int | None) -> None:
-        """Switch the system metrics of a running job.
+        """Turn the system metrics of a running job on or off.
 
         Args:
             interval_ms: milliseconds between two samples; None: off.
@@ -105,14 +105,14 @@ class Backend(Starter, ABC):
     DIFFERENCES: ClassVar[Mapping[str, str]] = {}
     """Differences from SageMaker: environment variable or subject -> reason. All else is the same."""
     PACKAGES: ClassVar[str] = failure_causes.IN_AN_IMAGE
-    """How a script gets a {module} that is missing, where one fails without it."""
+    """How to get a missing {module} to a script that fails without it."""
     plan_class: ClassVar[type[Plan]] = Plan
 
     def plan(self, job: Job, source: Path | None = None) -> Plan:
         """Plan a job in full. It writes nothing, starts nothing, and uses no network.
 
         Args:
-            source: the code, where it lies elsewhere than the job says.
+            source: the code, if it is not where the job says.
 
         Returns:
             A Plan. Its `issues` hold everything that validation found, errors too.
@@ -165,7 +165,7 @@ class Backend(Starter, ABC):
         )
 
     def checked(self, planned: Plan) -> Plan:
-        """The plan with the issues of `check_online`; unchanged where it has errors."""
+        """The plan with the issues of `check_online`; unchanged if it has errors."""
         if planned.errors:
             return planned
         issues = self.check_online(planned)
@@ -176,7 +176,7 @@ class Backend(Starter, ABC):
 
     @abstractmethod
     def check(self, job: Job, source: Path, files: list[SourceFile]) -> list[Issue]:
-        """Issues of a job on this backend, with settings that it ignores.
+        """Issues of a job on this backend, including settings that it ignores.
 
         Args:
             source: the script's folder.
@@ -185,7 +185,7 @@ class Backend(Starter, ABC):
 
     @abstractmethod
     def source_files(self, job: Job, files: list[SourceFile]) -> list[SourceFile]:
-        """The source files, without those that this backend excludes, with those that it adds."""
+        """The source files, minus those that this backend excludes, plus those that it adds."""
 
     @abstractmethod
     def hosts(self, job: Job) -> tuple[HostPlan, ...]:
@@ -201,7 +201,7 @@ class Backend(Starter, ABC):
 
     @abstractmethod
     def machine(self, job: Job) -> str:
-        """The hardware and software of a job, in words. Timings of different ones are not compared."""
+        """The hardware and software of a job, in words. Timings of different machines are not compared."""
 
     @abstractmethod
     def start(self, plan: Plan, folder: RunFolder, lock: int, lifeline: int | None) -> None:
@@ -211,7 +211,7 @@ class Backend(Starter, ABC):
             plan: without errors.
             folder: holds the records already.
             lock: file descriptor of the run's locked file, which its supervisor holds for life.
-            lifeline: read end of a pipe. If the write end closes before a byte came, the supervisor stops the run.
+            lifeline: read end of a pipe. If the write end closes before a byte arrives, the supervisor stops the run.
                 None: the run outlives the process that started it.
 
         Raises:
@@ -234,7 +234,7 @@ class Backend(Starter, ABC):
         return places, ()
 
     def secrets_read_by_the_job(self, job: Job) -> dict[str, dict[str, str]]:
-        """Variable -> {"secretsmanager": …}, of the secrets that the job's own processes read; the others are passed to them."""
+        """Variable -> {"secretsmanager": …} for secrets that the job's processes read themselves; others are passed to them."""
         return {}
 
     def request(self, job: Job, run_name: str, channels: dict[str, str]) -> dict[str, Any] | None:
@@ -242,7 +242,7 @@ class Backend(Starter, ABC):
         return None
 
     def about(self, job: Job, request: dict[str, Any] | None) -> dict[str, str]:
-        """Name -> text of further lines in the printed plan."""
+        """Further lines of the printed plan, name -> text."""
         return {}
 
     def price(self, job: Job) -> Price | None:
@@ -250,11 +250,11 @@ class Backend(Starter, ABC):
         return None
 
     def group_prices(self, job: Job) -> dict[str, float]:
-        """US dollars an hour of each instance group, by its name, where known."""
+        """Instance group -> US dollars an hour, where known."""
         return {}
 
     def check_online(self, plan: Plan) -> list[Issue]:
-        """Issues that need a read-only look outside this process."""
+        """Issues found by read-only checks outside this process."""
         return []
 
     def timm_version(self, job: Job) -> str | None:
@@ -266,18 +266,18 @@ class Backend(Starter, ABC):
         return False
 
     def hosts_share_a_machine(self) -> bool:
-        """Whether all hosts of a run lie on one machine, whose cores they share."""
+        """Whether all hosts of a run share one machine's cores."""
         return self.on_this_machine
 
     def gpus_here(self, job: Job) -> int:
-        """GPUs of this machine that a job's hosts may share; 0: they train on its CPUs, or elsewhere."""
+        """GPUs of this machine that a job's hosts may share; 0 if they train on its CPUs or elsewhere."""
         return 0
 
     def why_not_resumed(self, job: Mapping[str, Any], folder: RunFolder) -> Issue | None:
-        """Why a run cannot be resumed; None: it left a checkpoint, or may have.
+        """Why a run cannot be resumed; None if it left a checkpoint, or may have.
 
         Args:
-            job: by key.
+            job: the job's settings by key.
         """
         if folder.left_checkpoints():
             return None
@@ -288,7 +288,7 @@ class Backend(Starter, ABC):
         )
 
     def shared_checkpoints(self, job: Job) -> str:
-        """Where all runs of a job keep their checkpoints, so that a new run resumes by itself; "": each run has its own."""
+        """Where all runs of a job keep their checkpoints, so that a new run resumes by itself; "" if each has its own."""
         return ""
 
     def upload(self, plan: Plan) -> None:
@@ -301,7 +301,7 @@ class Backend(Starter, ABC):
 
 
 def in_s3_only(channel: str, model: Path) -> Issue:
-    """What is wrong with a channel that names an earlier run whose model was not fetched."""
+    """The issue of a channel that names an earlier run whose model was not fetched."""
     run = RunFolder(model.parent)
     address = str(run.read(run.outcome).get("model_uri"))
     fix = f"aws s3 cp {address} {shlex.quote(str(model))}"

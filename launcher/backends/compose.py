@@ -18,7 +18,7 @@ FILE = "compose.yaml"
 CODE = "/opt/ml/code"
 
 CONFINED: dict[str, Any] = {"cap_drop": ["ALL"], "security_opt": ["no-new-privileges:true"]}
-"""No capability, and none to gain: a script needs none, as its user owns what it writes."""
+"""No capabilities, and none to gain: a script needs none, because its user owns what it writes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class Limits:
     """What each host's container may use."""
 
     memory_mb: int
-    """Memory, in MiB, that of /dev/shm and of the caches of its files included."""
+    """Memory in MiB, including /dev/shm and its file cache."""
     shm_mb: int
     """Size of /dev/shm, in MiB."""
     processes: int
@@ -42,7 +42,7 @@ def text(
         folder: the run's folder.
         image: its address, or its id on this machine.
         user: `uid:gid` of the containers.
-        gpus: the GPUs of each host that trains, the first of the plan's; (): no GPUs.
+        gpus: the GPUs of each host that trains, which are the plan's first hosts; (): no GPUs.
     """
     return json.dumps(compose(plan, folder, image, user, limits, gpus), indent=1, ensure_ascii=False) + "\n"
 
@@ -89,7 +89,7 @@ def project(run: str) -> str:
 
 
 def channel_mounts(plan: Plan, host: HostPlan) -> list[tuple[Path, str]]:
-    """(local path, path in the container) of each channel of a host: a folder is the channel itself, a file lies in it."""
+    """(local path, path in the container) of each channel of a host: a folder is mounted as the channel, a file inside it."""
     mounts = []
     for channel, place in sorted(plan.channels_of(host).items()):
         given, source = plan.job.inputs[channel], Path(place)
@@ -107,7 +107,7 @@ def _volumes(plan: Plan, folder: Path, host: HostPlan) -> list[dict[str, Any]]:
 def _bind(source: Path, target: str) -> dict[str, Any]:
     """A bind mount.
 
-    `propagation`, although set to Docker's default, has Compose v2 use the engine's mount API, which accepts a colon in a path
+    Setting `propagation`, even to Docker's default, makes Compose v2 use the engine's mount API, which accepts a colon in a path
     (bindRequiresMountAPI in its pkg/compose/create.go).
     """
     literal = {"source": _literal(str(source)), "target": _literal(target)}
@@ -126,5 +126,5 @@ def _environment(plan: Plan, index: int, user: str) -> dict[str, str | None]:
 
 
 def _literal(text: str) -> str:
-    """A text with Compose's variables escaped."""
+    """A text in which Compose substitutes no variables."""
     return text.replace("$", "$$")

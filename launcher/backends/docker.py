@@ -46,10 +46,10 @@ REGION = "us-east-1"
 """The region that the toolkit gets for a job without one. No service there is called."""
 
 SPARED_MEMORY = 0.1
-"""Share of this machine's memory that containers leave to it."""
+"""Fraction of this machine's memory that containers may not use."""
 
 MIN_PROCESSES, PROCESSES_PER_CORE = 4096, 256
-"""Processes and threads of a container: far more than data loaders and arithmetic on every core start, and a fork bomb ends."""
+"""A container's limit of processes and threads: far more than data loaders and math on every core start; it ends a fork bomb."""
 
 
 class Docker(Backend):
@@ -80,7 +80,7 @@ class Docker(Backend):
     }
 
     def check(self, job: Job, source: Path, files: list[SourceFile]) -> list[Issue]:
-        """Issues that need no answer of the engine."""
+        """Issues that are found without asking the engine."""
         issues = []
         if shutil.which("docker") is None:
             issues.append(
@@ -138,7 +138,7 @@ class Docker(Backend):
         return issues + docker_engine.check_disk(engine, records.store())
 
     def about(self, job: Job, request: dict[str, Any] | None) -> dict[str, str]:
-        """The plan's lines about image and shared memory."""
+        """The plan's lines about image, memory and /dev/shm."""
         given, compute = limits(job), job.compute
         shm = "compute.shm_gb" if compute.shm_gb else "half of this machine's memory, shared among the hosts"
         memory = "compute.memory_gb" if compute.memory_gb else "nine tenths of this machine's, shared among the hosts"
@@ -194,7 +194,7 @@ class Docker(Backend):
         for host in plan.hosts:
             host_folders.lay_out(plan, host, folder, interface="eth0")
             base = folder.host(host.name)
-            for place, target in compose.channel_mounts(plan, host):  # root would own a mount point made by the engine
+            for place, target in compose.channel_mounts(plan, host):  # root would own mount points that the engine makes
                 point = base / Path(target).relative_to("/opt/ml")
                 if place.is_dir():
                     point.mkdir()
@@ -218,7 +218,7 @@ def processes_per_host(job: Job) -> int:
 
 
 def local_job(job: Job) -> Job:
-    """The job as local mode's containers take it: their image, one kind of instance, no groups, and torchrun for smddp."""
+    """The job as local mode's containers get it: local image and instance type, no groups, and torchrun instead of smddp."""
     gpus = gpu_count(job) and groups.host_count(job) == 1  # the SDK refuses local_gpu for several hosts
     compute = job.compute.model_copy(
         update={
@@ -244,7 +244,7 @@ def image(job: Job) -> str:
 
 
 def gpu_count(job: Job) -> int:
-    """GPUs that the hosts share; 0 if there are fewer than processes, and 0 for this kit's CPU image."""
+    """GPUs that the hosts share; 0 if there are fewer GPUs than processes, or for this kit's CPU image."""
     there = gpus_here(job)
     return there if there >= groups.training_host_count(job) * (job.compute.processes_per_host or 1) else 0
 
@@ -255,10 +255,10 @@ def gpus_here(job: Job) -> int:
 
 
 def limits(job: Job) -> compose.Limits:
-    """What each host's container may use of this machine.
+    """Resource limits of each host's container.
 
-    Of memory the hosts share all but SPARED_MEMORY. /dev/shm is the job's own, else half of this machine's memory shared among the
-    hosts: unused space takes no memory, and Docker's default of 64 MB breaks data loaders with workers.
+    Unless the job sets them, hosts split all memory but SPARED_MEMORY, and half of this machine's memory as /dev/shm: unused space there
+    takes no memory, and Docker's default of 64 MB breaks data loaders with workers.
     """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
     hosts, compute = groups.host_count(job), job.compute
@@ -289,15 +289,15 @@ def gpus(job: Job) -> tuple[tuple[str, ...], ...]:
 
 
 def sweep() -> None:
-    """Remove the containers and networks of own runs whose supervisor and janitor were both killed."""
+    """Remove the containers and networks of the user's runs whose supervisor and janitor were both killed."""
     for run, folder in docker_containers.runs().items():
-        with contextlib.suppress(OSError):  # the engine has other people's runs too, in folders that are closed to us
+        with contextlib.suppress(OSError):  # the engine also has other users' runs, in folders closed to us
             if os.stat(folder).st_uid == os.getuid() and not records.RunFolder(folder).supervisor_lives():
                 docker_containers.remove(run)
 
 
 def explain(output: str) -> str:
-    """Compose's output as a failure, with its fix if it is known."""
+    """A failure from Compose's output, with its fix if known."""
     known = {
         "bind source path does not exist": "the engine does not see this machine's folders (does it run outside this container?): "
         "share the run store at the same path, or set LAUNCHER_RUNS to a folder that both see",

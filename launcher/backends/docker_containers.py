@@ -1,4 +1,4 @@
-"""A run's containers, with the interface of processes, and their removal.
+"""A run's containers, with the interface of processes, and how they are removed.
 
     python docker_containers.py RUN
 
@@ -20,7 +20,7 @@ RUN_LABEL, FOLDER_LABEL = "vision-launcher.run", "vision-launcher.folder"
 
 
 class Container:
-    """One host's container, with the interface of subprocess.Popen. An attached client writes the log and ends with it."""
+    """One host's container, with the interface of subprocess.Popen. An attached client writes the log and ends with the container."""
 
     def __init__(self, name: str, log: IO[bytes]):
         """Start the container of that name.
@@ -31,7 +31,7 @@ class Container:
         self.name = name
         self.returncode: int | None = None
         self.trouble = ""
-        """Why the engine did not start it, or ended it or a process of it; "": it ended by itself."""
+        """Why the engine did not start it, or killed it or one of its processes; "": it ended by itself."""
         self.client = subprocess.Popen(
             ["docker", "start", "--attach", name],
             stdin=subprocess.DEVNULL,
@@ -82,7 +82,7 @@ class Container:
         elif state["OOMKilled"]:
             self.trouble = "a process was killed: the host reached its limit of memory; raise compute.memory_gb"
         code = state["ExitCode"] or (self.client.returncode if state["Status"] == "created" else 0)
-        return 128 - code if 128 < code <= 128 + signal.SIGRTMAX else code  # a shell's way to say by which signal
+        return 128 - code if 128 < code <= 128 + signal.SIGRTMAX else code  # a shell's convention for signals
 
 
 def janitor(run: str) -> subprocess.Popen[bytes]:
@@ -93,7 +93,7 @@ def janitor(run: str) -> subprocess.Popen[bytes]:
 
 
 def remove(run: str) -> None:
-    """Remove every container and network of a run, also running ones."""
+    """Remove every container and network of a run, even running ones."""
     label = f"label={RUN_LABEL}={run}"
     containers = _listed("ps", "--all", "--quiet", "--no-trunc", "--filter", label)
     if containers:

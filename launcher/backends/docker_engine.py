@@ -16,7 +16,7 @@ from launcher.config.issues import Issue
 KEY = "--on docker"
 
 SECONDS = 20
-"""A client's time limit, after which the engine counts as not answering."""
+"""Seconds a docker command may take before the engine counts as not answering."""
 
 LEAST_FREE_GB = 2
 """Disk space that a run needs: container layers, a log, a model."""
@@ -82,7 +82,7 @@ def look() -> tuple[Engine | None, list[Issue]]:
 def find_compose() -> tuple[tuple[str, ...], tuple[int, ...], str] | None:
     """Compose's command, and its version as numbers and as text; None: not installed.
 
-    SDK v2 finds the plugin only where its answer contains "v2", so it misses Compose v5
+    SDK v2 finds the plugin only if its answer contains "v2", so it misses Compose v5
     (sagemaker/local/image.py of 2.257.7; https://github.com/aws/sagemaker-python-sdk/issues/5739).
     """
     for command in (("docker", "compose"), ("docker-compose",)):

@@ -16,13 +16,13 @@ from launcher.planner.source_package import COMMIT_FILE, copy_files
 from launcher.record import records
 
 NAMED = re.compile(rb"""/opt/ml\b|["']/?opt/?["'].{0,20}["']/?ml\b""")
-"""How a script names /opt/ml: whole, or in the parts that os.path.join and pathlib put together."""
+"""How a script names /opt/ml: whole, or in parts for os.path.join or pathlib."""
 
 HOMOGENEOUS = "homogeneousCluster"
 """SageMaker's name for the only instance group of a job without groups."""
 
 LARGEST_SEARCHED = 2**20
-"""Bytes of a source file that is searched for it: a larger one is data."""
+"""Largest source file, in bytes, that is searched for /opt/ml: larger ones are data."""
 
 
 def lay_out(
@@ -32,7 +32,7 @@ def lay_out(
 
     Args:
         interface: the script's network interface.
-        left_out: source files, by their paths, that stay in the record alone.
+        left_out: paths of source files that are kept only in the record.
     """
     base = folder.host(host.name)
     for place in ("code", "model", "output/data", "input/data", "input/config", "checkpoints"):
@@ -48,7 +48,7 @@ def lay_out(
 
 
 def names_opt_ml(job: Job, files: Iterable[tuple[str, Path]]) -> str:
-    """Where a script of the user's own, or its settings, name /opt/ml: `train.py:12`, or the job's key; "" nowhere.
+    """Where the user's own script, or its settings, name /opt/ml: `train.py:12`, or the job's key; "" if nowhere.
 
     Args:
         files: the source files, each as (its path in the code folder, where it is now).
@@ -72,7 +72,7 @@ def names_opt_ml(job: Job, files: Iterable[tuple[str, Path]]) -> str:
 
 
 def show_channel(at: Path, place: Path) -> None:
-    """Link a channel's folder, or its file in a new folder."""
+    """Link a channel's folder, or its file inside a new folder."""
     if place.is_dir():
         at.symlink_to(place, target_is_directory=True)
     else:
@@ -87,7 +87,7 @@ def resource_config(
 
     Args:
         host: its address, instance group and instance type.
-        hosts: the same of every host, in SageMaker's order.
+        hosts: the same for every host, in SageMaker's order.
         interface: the script's network interface.
     """
     groups: dict[str, dict[str, Any]] = {}

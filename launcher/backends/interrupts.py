@@ -1,4 +1,4 @@
-"""Signals that wait until an action is complete, and signals that are not lost."""
+"""Signals deferred until an action is complete, and signals that are not lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from types import FrameType
 @dataclass(frozen=True)
 class _Noted:
     numbers: tuple[signal.Signals, ...]
-    """Of the signals that are noted, each of which would raise KeyboardInterrupt."""
+    """The signals to note, each of which would raise KeyboardInterrupt."""
     came: list[int]
 
     def note(self) -> None:
@@ -26,7 +26,7 @@ class _Noted:
 
 
 def _interrupted() -> bool:
-    """Whether this thread is the one that signals interrupt."""
+    """Whether signals interrupt this thread."""
     return threading.current_thread() is threading.main_thread()
 
 
@@ -37,12 +37,12 @@ def _interrupting() -> tuple[signal.Signals, ...]:
 
 
 _now: list[_Noted] = []
-"""Of the `deferred` that this process is in, the innermost last."""
+"""One entry per active `deferred`, the innermost last."""
 
 
 @contextlib.contextmanager
 def deferred() -> Iterator[list[int]]:
-    """Note the signals that would interrupt this process, and go on: half a start would leave a run that nothing stops.
+    """Note the signals that would interrupt this process, and go on: a half-finished start would leave a run that nothing stops.
 
     Yields:
         The numbers of the signals that came.
@@ -59,7 +59,7 @@ def deferred() -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Within `deferred`: what may be interrupted all the same, as an upload, which takes long and starts nothing.
+    """Allow interrupts within `deferred` after all, for example during an upload, which takes long and starts nothing.
 
     Raises:
         KeyboardInterrupt: a signal came, now or before.
@@ -78,9 +78,9 @@ def interruptible() -> Iterator[None]:
 
 @contextlib.contextmanager
 def remembered() -> Iterator[list[int]]:
-    """Note the signals that interrupt this process beside raising KeyboardInterrupt.
+    """Note the signals that interrupt this process, and still raise KeyboardInterrupt.
 
-    Python drops an exception within a callback, as that of an import's lock: a loop that an interrupt is to end looks at the numbers.
+    Python drops an exception raised in a callback, such as an import lock's: a loop that must end on an interrupt checks the numbers.
 
     Yields:
         The numbers of the signals that came.

@@ -1,10 +1,10 @@
-"""The watcher of a local run: when its supervisor ends, however it does, it ends every process that the hosts left.
+"""The watcher of a local run: once the supervisor ends, for whatever reason, it ends every process that the hosts left.
 
     python leftovers.py RUN_FOLDER
 
-The supervisor starts it in a session of its own and holds the other end of its standard input, which the kernel closes with the
-supervisor. Supervisor and shims end their processes themselves; but where all of them are killed at once, a process that called
-setsid would stay. It is found by its environment: SAGEMAKER_BASE_DIR, which every process of a host inherits, lies below the run's folder.
+The supervisor starts the watcher in its own session and holds the other end of its standard input, which the kernel closes with the
+supervisor. Supervisor and shims end their processes themselves, but if all of them are killed at once, a process that called setsid
+would survive. The watcher finds it by SAGEMAKER_BASE_DIR, which every process of a host inherits and which lies below the run's folder.
 
 The file runs by its path and imports nothing of this kit.
 """
@@ -36,7 +36,7 @@ def end_processes_below(folder: Path) -> None:
         for process in found:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        time.sleep(0.01)  # a killed process is found no more, also before its parent has noticed
+        time.sleep(0.01)  # a killed process is no longer found, even before its parent notices
 
 
 def _is_below(process: psutil.Process, folder: Path) -> bool:

@@ -48,17 +48,17 @@ PASSED_ON = (
     "https_proxy",
     "no_proxy",
 )
-"""Variables that a script inherits. A container's environment is as clean."""
+"""The only variables that a script inherits, so that its environment is as clean as a container's."""
 
 NO_CREDENTIALS = {
     **dict.fromkeys(("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "BOTO_CONFIG"), os.devnull),
     "AWS_EC2_METADATA_DISABLED": "true",
 }
-"""Where boto3 and the AWS CLI find no credentials of this machine and its user: not in ~/.aws, not in ~/.boto, not from EC2.
+"""Hides the credentials of this machine and its user from boto3 and the AWS CLI: those in ~/.aws, in ~/.boto and from EC2.
 https://boto3.amazonaws.com/v1/documentation/api/latest/guide/credentials.html"""
 
 SERVERS_PORT = "TRAINING_SERVERS_PORT"
-"""The variable with the port at which a job's other hosts and those that train meet. SageMaker's hosts share none, and leave it unset."""
+"""The variable with the port where a job's training hosts and other hosts meet. SageMaker's hosts share no ports and leave it unset."""
 
 NO_TORCHRUN = f"install PyTorch, which brings it, with {sys.executable} -m pip install torch"
 """How to get torchrun, which starts the processes of a distributed job."""
@@ -68,14 +68,14 @@ MAX_HOSTS = 16
 
 
 def inherited(outer: Mapping[str, str]) -> dict[str, str]:
-    """A host's inherited variables, with this Python's folder, which holds torchrun, first on PATH."""
+    """A host's inherited variables. PATH starts with this Python's folder, which holds torchrun."""
     found = {name: outer[name] for name in PASSED_ON if name in outer}
     path = os.pathsep.join([str(Path(sys.executable).parent), found.get("PATH", os.defpath)])
     return {**found, "PATH": path}
 
 
 def finds_torchrun() -> bool:
-    """Whether a host would find the program that starts the processes of a distributed job."""
+    """Whether a host would find torchrun, which starts the processes of a distributed job."""
     return shutil.which("torchrun", path=inherited(os.environ)["PATH"]) is not None
 
 
@@ -83,7 +83,7 @@ def share(rank: int | None, count: int, processes: int, others: int = 0) -> dict
     """One host's share of this machine as environment variables.
 
     Args:
-        rank: the host's among those that train, from 0; None: it does not train, and gets no GPU.
+        rank: the host's rank among those that train, from 0; None: it does not train, and gets no GPU.
         count: number of hosts that train.
         processes: training processes per host.
         others: number of hosts that do not train, with one process each.
@@ -131,7 +131,7 @@ def gpus() -> tuple[str, ...]:
     if visible is None:
         return indices
     named = [name.strip() for name in visible.split(",")]
-    # as CUDA reads it: up to the first name of none (CUDA C++ programming guide, "CUDA Environment Variables")
+    # as CUDA reads it: up to the first invalid name (CUDA C++ programming guide, "CUDA Environment Variables")
     known = itertools.takewhile(lambda name: name in indices or name.startswith(("GPU-", "MIG-")), named)
     return tuple(known)
 
@@ -139,8 +139,8 @@ def gpus() -> tuple[str, ...]:
 def visible_gpus(gpus: tuple[str, ...], rank: int | None, count: int, processes: int) -> dict[str, str]:
     """A host's share of the GPUs; see `share`. With fewer GPUs than processes, all use the CPU.
 
-    Where no GPU is known, a script that inherited nothing would see those that our own environment hides: it gets our variable. Without
-    nvidia-smi that may name some, whose number is unknown, so that one host alone has them.
+    If no GPU is known, the script gets our own variable; with none, it would see the GPUs that our environment hides. Without
+    nvidia-smi that variable may name GPUs, in unknown number, so only a host that trains alone gets them.
     """
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not gpus:
@@ -154,8 +154,8 @@ def visible_gpus(gpus: tuple[str, ...], rank: int | None, count: int, processes:
 def reserve_port() -> tuple[int, socket.socket]:
     """A TCP port for a run's rendezvous, and the socket that reserves it while it is open.
 
-    The socket is bound to the UDP port of the same number, which only another run wants: torchrun binds the TCP port. That is
-    below Linux's range of ephemeral ports (32768 and above), so nothing else takes it before.
+    The socket binds the UDP port of the same number, which only another run wants: the TCP port is torchrun's. The port is below
+    Linux's range of ephemeral ports (32768 and above), so nothing else takes it first.
     """
     for port in random.SystemRandom().sample(range(20000, 32000), 12000):
         reservation = socket.socket(type=socket.SOCK_DGRAM)
@@ -168,7 +168,7 @@ def reserve_port() -> tuple[int, socket.socket]:
 
 
 def servers_port(groups: int) -> tuple[dict[str, str], socket.socket | None]:
-    """SERVERS_PORT with a free port, and the socket that reserves it, as `reserve_port`; neither for fewer than two instance groups."""
+    """SERVERS_PORT with a free port, and the socket that reserves it, as in `reserve_port`; neither for fewer than two instance groups."""
     if groups < 2:
         return {}, None
     port, reservation = reserve_port()
@@ -181,10 +181,10 @@ def start_shim(
     """Start the container toolkit in its shim.
 
     Args:
-        port: of the rendezvous.
+        port: the rendezvous port.
         log: gets standard output and error.
         folder: the working folder, the host's /opt/ml.
-        own_opt_ml: show the folder as /opt/ml too, to this host alone, where the kernel allows it.
+        own_opt_ml: also show the folder as /opt/ml, to this host alone, if the kernel allows it.
 
     Returns:
         The process, and the write end of its lifeline. Closing it ends the host.
@@ -208,7 +208,7 @@ def start_shim(
 
 
 def merged_files(roots: Iterable[Path]) -> dict[str, Path]:
-    """Relative path -> file, over one folder of several hosts. For each path the first host's file counts."""
+    """Relative path -> file, merged from one folder of each host. The first host's file wins."""
     files: dict[str, Path] = {}
     for root in roots:
         for place, _, names in walk(root):
@@ -220,9 +220,9 @@ def merged_files(roots: Iterable[Path]) -> dict[str, Path]:
 
 
 def pack(files: Mapping[str, Path], archive: Path) -> None:
-    """Pack files as a .tar.gz, links as their targets, so that the archive is complete.
+    """Pack files as a .tar.gz, with links replaced by their targets, so that the archive is complete.
 
-    They are stored, not compressed: weights hardly shrink, and packing them takes ten times as long (tests/benchmarks/model_files.py).
+    They are stored uncompressed: weights hardly shrink, and compressing takes ten times as long (tests/benchmarks/model_files.py).
     """
     with tarfile.open(archive, "w:gz", compresslevel=0, dereference=True) as tar:
         for name, file in sorted(files.items()):

@@ -59,7 +59,7 @@ def check_cluster(job: Job, processes: int, gpus: int) -> list[Issue]:
 
 
 def check_disk(job: Job, files: Sequence[SourceFile]) -> list[Issue]:
-    """A warning where the run store's disk has no room for what is known to be written: the code, for the record and each host."""
+    """A warning if the run store's disk has no room for the known writes: the code, for the record and for each host."""
     store = records.store()
     place = disk.existing(store)
     free = shutil.disk_usage(place).free
@@ -102,7 +102,7 @@ def check_inputs(job: Job) -> list[Issue]:
 
 
 def check_secrets(job: Job) -> list[Issue]:
-    """Issues of the job's secrets on this machine, and what the plan does not know of them."""
+    """Issues of the job's secrets on this machine, and what the plan does not know about them."""
     return [*secrets_manager.check_here(job), *secrets_manager.not_checked(job, "you")]
 
 
@@ -117,11 +117,11 @@ def launch_command(
     """The container toolkit's command on a host.
 
     Args:
-        rank: the host's among those that train, from 0; None: it does not train.
+        rank: the host's rank among those that train, from 0; None if it does not train.
         processes: training processes per host.
         python: the interpreter.
         leader: address of the rendezvous, the first host that trains.
-        port: of the rendezvous.
+        port: the rendezvous port.
     """
     count = groups.training_host_count(job)
     arguments = [text for name in sorted(job.hyperparameters) for text in argument(name, job.hyperparameters[name])]

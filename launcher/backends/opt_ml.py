@@ -1,10 +1,10 @@
 """A private /opt/ml for a host on this machine: a mount namespace in which /opt/ml is the host's folder.
 
-    python opt_ml.py FOLDER COMMAND …     run a command there; where the kernel forbids it, without
-    python opt_ml.py --check FOLDER       print why it is not possible; nothing where it is
+    python opt_ml.py FOLDER COMMAND …     run a command there; if the kernel forbids it, without
+    python opt_ml.py --check FOLDER       print why it is not possible; nothing if it is
 
-Nothing outside the namespace changes, and it ends with its last process. Root needs a mount namespace only, other users a user
-namespace around it, in which they keep their ids. https://man7.org/linux/man-pages/man7/user_namespaces.7.html
+Nothing outside the namespace changes, and it ends with its last process. Root needs only a mount namespace; other users also need a
+user namespace around it, in which they keep their ids. https://man7.org/linux/man-pages/man7/user_namespaces.7.html
 
 The file runs by its path and imports nothing else of this kit.
 """
@@ -29,23 +29,23 @@ REASONS = {
     errno.ENOSPC: "the limit of namespaces is reached, see /proc/sys/user",
     errno.EUSERS: "the limit of nested namespaces is reached",
 }
-"""What the kernel's errors mean here: ENOSPC, for one, is no full disk. https://man7.org/linux/man-pages/man2/unshare.2.html"""
+"""What the kernel's errors mean here: ENOSPC, for example, is not a full disk. https://man7.org/linux/man-pages/man2/unshare.2.html"""
 
 
 def command(folder: Path, shim: list[str]) -> list[str]:
-    """The command that runs a host's shim where /opt/ml is the host's folder."""
+    """The command that runs a host's shim with the host's folder as /opt/ml."""
     return [sys.executable, "-I", "-S", __file__, str(folder), *shim]
 
 
 def why_not(folder: Path) -> str:
-    """Why /opt/ml cannot be a folder below this one; "" where it can. A process of its own tries it, and nothing stays."""
+    """Why /opt/ml cannot be a folder below this one; "" if it can. Tried in a separate process, which leaves nothing behind."""
     check = [sys.executable, "-I", "-S", __file__, "--check", str(folder)]
     checked = subprocess.run(check, capture_output=True, text=True)
     return (checked.stdout + checked.stderr).strip()
 
 
 def tried(folder: str) -> str:
-    """Why `enter` fails, as a child of this process finds out; "" where it does not."""
+    """Why `enter` fails, as tried in a child process; "" if it works."""
     if sys.platform != "linux":
         return "only Linux has mount namespaces"
     for place in (folder, sys.prefix, sys.base_prefix, *map(str, Path(folder).glob("input/data/*"))):
@@ -68,7 +68,7 @@ def tried(folder: str) -> str:
 
 
 def enter(folder: str) -> None:
-    """Move this process into a mount namespace of its own, where /opt/ml is `folder`. Raises OSError."""
+    """Move this process into a mount namespace of its own, in which /opt/ml is `folder`. Raises OSError."""
     user, group, here = os.geteuid(), os.getegid(), os.getcwd()
     try:
         _unshare(CLONE_NEWNS)
@@ -77,7 +77,7 @@ def enter(folder: str) -> None:
         for file, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
             with open(f"/proc/self/{file}", "w") as setting:
                 setting.write(text)
-    _mount("none", "/", flags=MS_REC | MS_SLAVE)  # from here on nothing that is mounted is seen outside
+    _mount("none", "/", flags=MS_REC | MS_SLAVE)  # later mounts are not visible outside
     if not os.path.isdir(OPT_ML):
         _cover_opt()
     _mount(folder, OPT_ML, flags=MS_BIND | MS_REC)
@@ -85,7 +85,7 @@ def enter(folder: str) -> None:
 
 
 def _cover_opt() -> None:
-    """Mount a file system in memory over /opt, with everything that /opt holds in its place, and an empty ml."""
+    """Mount a file system in memory over /opt, with all of /opt's contents in place, and an empty ml."""
     held = [
         (
             entry.path,

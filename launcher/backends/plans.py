@@ -22,7 +22,7 @@ def plan(job: Job, *, on: str = backends.DEFAULT, source: Path | None = None) ->
     Args:
         job: what to run.
         on: the backend's name.
-        source: the code, where it lies elsewhere than the job says, as that of a recorded run. None: there.
+        source: the code, if it is not where the job says, such as a recorded run's. None: it is there.
 
     Returns:
         A Plan. Its `issues` hold everything that validation found, errors too.
@@ -36,7 +36,7 @@ def plan(job: Job, *, on: str = backends.DEFAULT, source: Path | None = None) ->
 def check(planned: Plan) -> Plan:
     """Validate a plan against the AWS account or the Docker engine: data, role, network, quota, price. Read-only.
 
-    What could not be read is an issue of the level "not checked". A plan for `process` is returned unchanged.
+    Whatever could not be read is an issue of level "not checked". A plan for `process` is returned unchanged.
 
     >>> plan = launcher.check(launcher.plan(launcher.load("configs/quickstart.yaml", smoke=True), on="aws"))
     >>> plan.checked, plan.errors
@@ -53,13 +53,13 @@ def plan_config(
     smoke: bool = False,
     change: Callable[[Job], Job] = lambda job: job,
 ) -> Plan:
-    """`load` and `plan` in one, so that the mistakes of both are reported together.
+    """`load` and `plan` in one call, so that the mistakes of both are reported together.
 
     Args:
-        change: makes the job that is planned of the one that was loaded.
+        change: turns the loaded job into the one that is planned.
 
     Raises:
-        UserError: the file is not a valid job. It lists the plan's errors too.
+        UserError: the file is not a valid job. The error lists the plan's errors too.
     """
     try:
         return plan(change(load(path, overrides, smoke=smoke)), on=on)

@@ -71,7 +71,7 @@ class Process(Backend):
     )
 
     def check(self, job: Job, source: Path, files: list[SourceFile]) -> list[Issue]:
-        """Issues of a job as processes of this machine."""
+        """Issues of running a job as processes of this machine."""
         missing = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
         issues = []
         if missing:
@@ -190,7 +190,7 @@ class Process(Backend):
 
 
 def _check_opt_ml(job: Job, files: list[SourceFile]) -> list[Issue]:
-    """A warning where the script names /opt/ml, and this machine cannot show it to a host's processes."""
+    """A warning if the script names /opt/ml and this machine cannot show it to a host's processes."""
     named = host_folders.names_opt_ml(job, ((file.path, file.source) for file in files if file.source is not None))
     why = opt_ml.why_not(disk.existing(records.store())) if named else ""
     if not why:

@@ -25,14 +25,14 @@ from launcher.record import disk, failure_causes, failures, metrics_file, record
 from launcher.record.shapes import iso
 
 GRACE_SECONDS = 120
-"""Between SIGTERM and SIGKILL, as with SageMaker's StopTrainingJob.
+"""Seconds from SIGTERM to SIGKILL, as with SageMaker's StopTrainingJob.
 https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_StopTrainingJob.html"""
 
 AFTER_FAILURE_SECONDS = 10
 """Time for the other hosts to log their own failure before they are killed."""
 
 NO_SPACE = os.strerror(errno.ENOSPC)
-"""How a script's failure says that a disk was full."""
+"""The text by which a script's failure shows a full disk."""
 
 DETACHED = b"d"
 """The byte that allows the run to outlive the lifeline."""
@@ -147,7 +147,7 @@ class Supervisor:
             self.lifeline = None
 
     def write_outcome(self, trouble: str) -> None:
-        """Write model.tar.gz and metrics.jsonl, then outcome.json, which lists what could not be saved, and on a full disk what was.
+        """Write model.tar.gz and metrics.jsonl, then outcome.json, which lists what could not be saved and, on a full disk, what was.
 
         Args:
             trouble: the supervisor's own error; empty without one.
@@ -211,11 +211,11 @@ def first_failure(folder: records.RunFolder, exit_codes: dict[str, int | None]) 
 
 
 def on_a_full_disk(full: str, folder: records.RunFolder, failure: str) -> dict[str, Any]:
-    """What a failed run's outcome says of a full disk: the cause and its fix, and what was saved.
+    """The part of a failed run's outcome about a full disk: its cause and fix, and what was saved.
 
     Args:
-        full: which disk, from `disk.full`; "" where it has room again, and the failure says that it had none.
-        failure: what is known of the failure besides.
+        full: which disk, from `disk.full`; "" if it has room again but the failure says that it had none.
+        failure: what else is known of the failure.
     """
     found: dict[str, Any] = {"failure": f"{full}\n{failure}".strip(), "saved": []}
     known = failure_causes.explain(full or failure)
@@ -223,7 +223,7 @@ def on_a_full_disk(full: str, folder: records.RunFolder, failure: str) -> dict[s
         found |= {"cause": known.cause, "fix": known.fix}
     for host in sorted(folder.path.glob("hosts/*")):
         if whole := folder.complete_checkpoints(host.name):
-            # by name where two are of one tick of the clock
+            # by name if two have the same timestamp
             latest = max(whole, key=lambda place: (place.stat().st_mtime_ns, len(place.name), place.name))
             found["saved"].append(f"the latest checkpoint, {latest.relative_to(folder.path)}")
     for log in sorted(folder.path.glob("logs/algo-*.log")):
@@ -264,7 +264,7 @@ def _read_plan(folder: records.RunFolder) -> Plan:
 
 
 def _log_traceback() -> None:
-    """Write the current exception to the supervisor's log, where its disk has room."""
+    """Write the current exception to the supervisor's log, if its disk has room."""
     with contextlib.suppress(OSError):
         traceback.print_exc()
 

@@ -1,13 +1,13 @@
-"""The shim around AWS's container toolkit, which adds four things.
+"""A shim around AWS's container toolkit that adds four things.
 
     python toolkit.py --port 23456 [--lifeline FD]
 
 1. SIGTERM reaches the training processes. The toolkit ignores it or dies of it, and torchrun's agent would treat it as a
-   failure and kill its workers. The shim sends it to the workers, which can finish their step and exit in order.
+   failure and kill its workers. The shim sends it to the workers, which can finish their step and exit cleanly.
 2. The rendezvous port is an argument instead of 7777 or 29500, because many runs share a machine.
-3. No process stays behind. When the toolkit ends, or the lifeline's write end closes, every process below the shim is
+3. No process is left behind. When the toolkit ends, or the lifeline's write end closes, every process below the shim is
    killed. When the toolkit's own child is killed, its orphans are ended too: they hold the pipe that the toolkit reads.
-4. A line that the script writes in pieces, as `print` with several arguments does without a buffer, is one line of the log.
+4. A line that the script writes in pieces, as an unbuffered `print` with several arguments does, stays one line of the log.
 
 The file runs by its path, with the toolkit's Python, and imports nothing else of this kit.
 """
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 ORPHAN_SECONDS = 3
-"""Time for which orphans may hold the toolkit's pipe."""
+"""Seconds that orphans may hold the toolkit's pipe."""
 LONGEST_LINE = 2**16
-"""Bytes of a line that are waited for, as many as the toolkit reads at once."""
+"""Bytes of an unfinished line to wait for, as many as the toolkit reads at once."""
 TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 MPI = ("mpirun", "sshd")
-"""The toolkit's commands for a job with MPI, such as SMDDP's: on the first host, and on the others."""
+"""The toolkit's commands for an MPI job, such as SMDDP's: on the first host and on the others."""
 RANK = "OMPI_COMM_WORLD_RANK"
-"""Open MPI sets it for each rank. https://www.open-mpi.org/faq/?category=running#mpi-environmental-variables"""
+"""The variable that Open MPI sets for each rank. https://www.open-mpi.org/faq/?category=running#mpi-environmental-variables"""
 
 
 def main() -> None:
@@ -90,10 +90,10 @@ def name_the_torch_version(training: Any) -> None:
 
 
 def heard_signals() -> int:
-    """A pipe's read end that gets the number of each signal with a handler, and a handler for SIGTERM.
+    """Handle SIGTERM, and return a pipe's read end that gets the number of each signal with a handler.
 
-    A handler in Python would run only when the main thread next runs Python, so not while that thread waits in a system call
-    and the signal arrived just before the call, or on another thread. https://docs.python.org/3/library/signal.html
+    A Python handler would run only when the main thread next runs Python: not while that thread waits in a system call and the
+    signal arrived just before the call, or on another thread. https://docs.python.org/3/library/signal.html
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -115,7 +115,7 @@ def die_with_the_parent() -> None:
 
 
 def pass_on_sigterm(signals: int) -> None:
-    """After SIGTERM, send it once to every training process, also to those that start later."""
+    """After SIGTERM, send it once to every training process, including those that start later."""
     import psutil
 
     while os.read(signals, 1) != bytes([signal.SIGTERM]):
@@ -159,7 +159,7 @@ def training_processes(toolkit: psutil.Process) -> list[psutil.Process]:
 def ranks_below(process: psutil.Process) -> list[psutil.Process]:
     """The ranks of this host, below any shells, ssh and daemons.
 
-    At SIGTERM, mpirun would kill its ranks and report a failure. When all ranks exit in order, it ends with 0.
+    On SIGTERM, mpirun would kill its ranks and report a failure. When all ranks exit cleanly, it ends with 0.
     """
     import psutil
 
@@ -174,7 +174,7 @@ def ranks_below(process: psutil.Process) -> list[psutil.Process]:
 
 
 class WholeLines:
-    """A stream that is read in whole lines, or up to a carriage return. The toolkit prints what one `read` returns as lines."""
+    """A stream read in whole lines, or up to a carriage return. The toolkit prints whatever one `read` returns as lines."""
 
     def __init__(self, stream: asyncio.StreamReader):
         self._stream = stream
@@ -240,7 +240,7 @@ def kill_everything_below() -> None:
                 process.kill()
             except psutil.NoSuchProcess:
                 continue
-        # psutil 7.2's error on Linux before 6.16, where another thread has reaped the leader of a group that still has members
+        # psutil 7.2's error on Linux before 6.16, if another thread has reaped the leader of a group that still has members
         with contextlib.suppress(OSError):
             psutil.wait_procs(below, timeout=5)
         reap()

@@ -1,4 +1,4 @@
-"""Runs of `launcher watch`: commands of this machine, which have no job to plan or to start again."""
+"""Runs of `launcher watch`: commands on this machine, with no job to plan or restart."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The command line: one file a command, thin over the Python API."""
+"""The command line: one file per command, a thin layer over the Python API."""

@@ -34,7 +34,7 @@ def carry_out(options: argparse.Namespace) -> int:
 
 
 def _described(run: Run) -> dict[str, Any]:
-    """A run's results for machines."""
+    """A run's results, JSON-ready."""
     seen = speed(run.folder)
     return {
         "name": run.name,
@@ -79,11 +79,11 @@ def print_comparison(runs: list[Run]) -> None:
 
 
 def learned_from(settings: Mapping[str, Any]) -> str:
-    """What a run's loss was made of, with the weights where there are several parts."""
+    """The parts of a run's loss, with weights if there are several."""
     labels, teacher = settings.get("hard_label_weight"), settings.get("teacher_loss_weight")
     if not isinstance(labels, (int, float)):
         return "labels"
-    features = settings.get("features")  # of any script, which may mean something else by the word
+    features = settings.get("features")  # any script may mean something else by the word
     weight = features.get("weight", 0) if isinstance(features, Mapping) else 0
     parts = {"labels": labels, "teacher": 1 - labels if teacher is None else teacher, "features": weight}
     weights = {name: weight for name, weight in parts.items() if weight}

@@ -123,7 +123,7 @@ def script(shell: str, parser: argparse.ArgumentParser) -> str:
 
 
 def _cases(parser: argparse.ArgumentParser, parents: list[str]) -> Iterator[tuple[str, str, list[str]]]:
-    """(command, what its arguments are, words) of the command line itself, of commands with commands of their own, and of all others."""
+    """(command, kind of its arguments, words) for the command line itself, commands with subcommands, and all others."""
     yield "", "words", [*commands_of(parser), "--version", "--help"]
     for name in parents:
         yield name, "words", [*commands_of(commands_of(parser)[name]), "--help"]

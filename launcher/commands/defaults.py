@@ -55,7 +55,7 @@ def carry_out(options: argparse.Namespace) -> int:
 
 
 def _read(overrides: list[str]) -> dict[str, Any]:
-    """Dotted key -> value. Raises UserError with every mistake; none shows what may be a secret."""
+    """Dotted key -> value. Raises UserError with every mistake; none shows a possible secret."""
     values, issues = dict[str, Any](), list[Issue]()
     for text in overrides:
         key, equals, value = (part.strip() for part in text.partition("="))
@@ -79,7 +79,7 @@ def _read(overrides: list[str]) -> dict[str, Any]:
 
 
 def _value(key: str, text: str) -> Any:
-    """A default as it was typed: YAML, but no default is a number, and a tag and a name are texts. None unsets."""
+    """A default as it was typed: YAML, but no default is a number, and tags and names are text. None unsets."""
     value = yaml_file.parse(f"value: {text}", key).values["value"]
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     is_text = key == "profile" or key.startswith("tags.")
@@ -87,10 +87,10 @@ def _value(key: str, text: str) -> Any:
 
 
 def _change(file: Path, values: dict[str, Any]) -> None:
-    """Set dotted keys in a file of defaults, or remove those whose value is None. The file is made where there is none.
+    """Set dotted keys in a file of defaults, or remove those whose value is None. A missing file is created.
 
     Raises:
-        UserError: it would be no valid one, by these values or by what it holds already, or aliases hide where a key stands. It is
+        UserError: it would be invalid, by these values or by what it holds already, or aliases hide where a key is. It is
             left as it is.
     """
     name, text, mode = defaults.name_of(file), HEAD, None
@@ -124,7 +124,7 @@ def _change(file: Path, values: dict[str, Any]) -> None:
 
 
 def _given(values: Any) -> Any:
-    """Values without those that are null or empty: no defaults."""
+    """Values without null or empty ones, which are no defaults."""
     if not isinstance(values, dict):
         return values
     kept = {key: _given(value) for key, value in values.items()}

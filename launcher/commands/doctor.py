@@ -1,4 +1,4 @@
-"""`launcher doctor`: what each backend needs, and whether this machine has it. Nothing outside this machine is asked."""
+"""`launcher doctor`: what each backend needs, and whether this machine has it. It contacts nothing outside this machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 """Versions of Python that this kit is tested with."""
 
 AWS_ROLE_VARIABLES = ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI")
-"""Where one of these is set, credentials come over the network."""
+"""If one of these is set, credentials come over the network."""
 
 
 def add(to: arguments.Add) -> None:
@@ -143,7 +143,7 @@ def _aws() -> Iterator[Need]:
 
 
 def _credentials() -> str | None:
-    """Where this machine's credentials come from; None: it has none. Uses no network."""
+    """Where this machine's credentials come from; None if it has none. Uses no network."""
     import botocore.exceptions
     import botocore.session
 

@@ -28,7 +28,7 @@ _ABSENT = object()
 """The value of a key that a config leaves out."""
 
 SETTING = "hyperparameters."
-"""Where a config gives a script's settings; which there are, the script says."""
+"""Where a config gives a script's settings, which the script defines."""
 
 Explained = tuple["Described", Any]
 """A key or setting, and its value or _ABSENT."""
@@ -105,7 +105,7 @@ def _list(found: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def _explained(subject: str) -> tuple[list[Explained], list[Explained]]:
-    """The keys of a config, and the settings of its script; of a script, the settings alone."""
+    """The keys of a config, and the settings of its script; for a script, only the settings."""
     if subject.endswith(".py"):
         file = Path(subject)
         source = file.parent if file.is_file() else entrypoints_folder()
@@ -125,7 +125,7 @@ def _explained(subject: str) -> tuple[list[Explained], list[Explained]]:
 
 
 def _is_a_key(subject: str) -> bool:
-    """Whether a subject is a key of configs, or nearly one, and no config or script that is there."""
+    """Whether a subject is a key of configs, or nearly one, and not an existing config or script."""
     if _is_there(subject) or subject.startswith(SETTING):
         return False
     known = [one.name for one, _, _ in _keys()]
@@ -133,7 +133,7 @@ def _is_a_key(subject: str) -> bool:
 
 
 def _refuse_a_setting_alone(subject: str) -> None:
-    """A setting means what its script says: one that is named without a script is answered with the kit's that have it."""
+    """Refuse a setting named without its script, which gives it its meaning; the fix names one of the kit's that has it."""
     if _is_there(subject):
         return
     place, name = entrypoints_folder(), subject.removeprefix(SETTING)
@@ -145,7 +145,7 @@ def _refuse_a_setting_alone(subject: str) -> None:
 
 
 def _is_there(subject: str) -> bool:
-    """Whether a subject is a script, or a config that is there."""
+    """Whether a subject is a script, or an existing config."""
     return subject.endswith(".py") or Path(subject).exists() or subject in builtin_configs.names()
 
 
@@ -159,7 +159,7 @@ def _keys() -> Iterator[tuple[Described, str, str]]:
 
 
 def _settings(source: Path, script: str) -> list[Described]:
-    """A script's settings. Raises UserError where there is no such script, or its settings cannot be read."""
+    """A script's settings. Raises UserError if there is no such script or its settings cannot be read."""
     from launcher.config.descriptions import script_settings
 
     if not (source / script).is_file():
@@ -176,7 +176,7 @@ def _settings(source: Path, script: str) -> list[Described]:
 
 
 def _at(values: Mapping[str, Any], path: str, name: str) -> Any:
-    """The value that a config gives for a key; _ABSENT where it gives none, or where a path stands for many."""
+    """The value that a config gives for a key; _ABSENT if it gives none or the path stands for many."""
     at: Any = values
     for part in filter(None, [*path.split("."), name]):
         if not isinstance(at, Mapping) or part not in at:
@@ -190,10 +190,10 @@ def _to_dict(one: Described, value: Any) -> dict[str, Any]:
 
 
 def _refuse_unknown(names: list[str], known: list[str], whole: str) -> None:
-    """Refuse names that are not known.
+    """Refuse unknown names.
 
     Args:
-        whole: the subject of which `launcher explain` lists all names.
+        whole: the subject for which `launcher explain` lists all names.
     """
     unknown = [name for name in names if name not in known]
     if unknown:

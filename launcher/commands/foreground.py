@@ -84,7 +84,7 @@ def print_end(run: Run) -> None:
 
 
 def print_failure(outcome: dict[str, Any]) -> None:
-    """Print a failed run's host, exit code and failure; its traceback, cause and fix where they are known."""
+    """Print a failed run's host, exit code and failure; its traceback, cause and fix if known."""
     failure, traceback = outcome.get("failure", ""), outcome.get("traceback", "")
     if failure:
         where = f" on {outcome['failed_host']}" if outcome.get("failed_host") else ""
@@ -101,7 +101,7 @@ def print_failure(outcome: dict[str, Any]) -> None:
 
 
 def _stop_without_asking(started: launcher.Run) -> Callable[[int, object], None]:
-    """A signal handler that stops the run in order; it is then followed to its end. Where it cannot be stopped, this process ends."""
+    """A signal handler that stops the run in order; it is then followed to its end. If it cannot be stopped, this process exits."""
 
     def handler(number: int, _frame: object) -> None:
         try:

@@ -33,7 +33,7 @@ def add(to: arguments.Add) -> None:
 
 
 def carry_out(options: argparse.Namespace) -> int:
-    """Exit code 2 where the config is written but has something to fill in first."""
+    """Exit code 2 if the config is written but has something to fill in first."""
     file = Path(options.file)
     schema_file = file.parent / SCHEMA_FILE
     issues = [*init.refused(file), *(() if options.force else init.in_the_way(file, schema_file))]
@@ -65,7 +65,7 @@ def carry_out(options: argparse.Namespace) -> int:
 
 
 def _say_what_is_next(file: Path) -> bool:
-    """Print what the job lacks for SageMaker, where it comes from. Returns whether it lacks nothing."""
+    """Print what the job lacks for SageMaker, which it comes from. Returns whether it lacks nothing."""
     issues = list(init.errors(file, "aws"))
     init.say_what_sagemaker_needs(issues, file)
     print(f"next: {shlex.join(['launcher', 'plan', str(file), '--on', 'aws'])}")

@@ -37,7 +37,7 @@ def add(to: arguments.Add) -> None:
 
 
 def carry_out(options: argparse.Namespace) -> int:
-    """Exit code 2 where the config is written but has something to fill in first."""
+    """Exit code 2 if the config is written but has something to fill in first."""
     from launcher.planner import starter
 
     file = Path(options.file)
@@ -82,7 +82,7 @@ def _say_what_is_next(file: Path) -> int:
 
 
 def say_what_sagemaker_needs(issues: Iterable[Issue], file: Path) -> None:
-    """Print the keys that a job on SageMaker has and this one lacks, and what else is wrong with it there."""
+    """Print the keys that a job on SageMaker needs and this one lacks, and what else is wrong with it there."""
     from launcher.planner.starter import AWS_KEYS
 
     issues = list(issues)
@@ -116,7 +116,7 @@ def refused(file: Path) -> Iterator[Issue]:
 
 
 def in_the_way(file: Path, schema_file: Path) -> Iterator[Issue]:
-    """Files that would be overwritten; a schema that is the same is no loss."""
+    """Files that would be overwritten, except a schema that is the same."""
     if file.exists() or file.is_symlink():
         yield Issue(key=str(file), found="it exists", fix="name another file, or overwrite it with --force")
     if schema_file.exists() and schema_file.read_text(encoding="utf-8", errors="replace") != schema.text():

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def as_json(value: Any) -> str:
-    """Indented JSON, in which a number that JSON does not have, NaN or an infinity, is null.
+    """Indented JSON, in which numbers that JSON does not have, NaN and infinities, are null.
     https://www.rfc-editor.org/rfc/rfc8259#section-6"""
     return json.dumps(_without_nan(value), indent=2, allow_nan=False)
 

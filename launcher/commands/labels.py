@@ -10,7 +10,7 @@ from launcher.commands.exit_codes import DONE, RUN_FAILED
 from launcher.commands.json_text import as_json
 
 KINDS = ("npz", "safetensors", "huggingface")
-"""What a bank is exported as; named here too, since the exporter needs numpy."""
+"""Formats a bank is exported to; named here too, since the exporter needs numpy."""
 
 
 def add(to: arguments.Add) -> None:

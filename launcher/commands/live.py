@@ -17,7 +17,7 @@ from launcher.record.toolkit_lines import ToolkitLines
 from launcher.runner.run import Run
 
 PLAIN_SECONDS = 10.0
-"""Seconds, at least, between two lines of progress where there is no terminal and the script prints no metric lines."""
+"""Least seconds between two lines of progress without a terminal, if the script prints no metric lines."""
 
 
 def follow(run: Run, *, every_line: bool = False, toolkits: bool = False) -> bool:
@@ -25,7 +25,7 @@ def follow(run: Run, *, every_line: bool = False, toolkits: bool = False) -> boo
 
     Args:
         every_line: print all hosts' log lines instead of the progress line.
-        toolkits: the container toolkit's own lines among them.
+        toolkits: include the container toolkit's own lines.
 
     Returns:
         Whether Ctrl-C ended the run or the display.
@@ -84,7 +84,7 @@ class Trouble:
     """Why no lines come: SageMaker does not answer, or its logs may not be read.
 
     Args:
-        follows: whether it is asked again.
+        follows: whether SageMaker is asked again.
     """
 
     def __init__(self, run: Run, *, follows: bool = True) -> None:
@@ -92,7 +92,7 @@ class Trouble:
         self.unreachable = self.unreadable = ""
 
     def news(self) -> Iterator[str]:
-        """What has changed since it was asked for last."""
+        """What has changed since the last call."""
         if self.run.trouble != self.unreachable:
             self.unreachable = self.run.trouble
             goes_on = f"{self.unreachable}. {self.run.name} goes on{self.again}"
@@ -104,7 +104,7 @@ class Trouble:
 
 
 class _News:
-    """Lines between the log's: the job's stages on SageMaker, spot interruptions, whether AWS answers and lets its logs be read."""
+    """Lines between log lines: the job's stages on SageMaker, spot interruptions, whether AWS answers and lets its logs be read."""
 
     def __init__(self, run: Run) -> None:
         self.run, self.trouble = run, Trouble(run)
@@ -131,7 +131,7 @@ class _LiveLine:
         self.progress = RunProgress(run.folder)
         self.drawn = False
         self.is_history = True
-        """Whether the lines were written before: of those, the last alone is drawn."""
+        """Whether the lines are history, of which only the last is drawn."""
 
     def show(self, host: str, line: str, *, is_first: bool) -> None:
         if is_first and self.progress.read_line(line, time.monotonic()) and not self.is_history:
@@ -156,7 +156,7 @@ class _LiveLine:
 
 
 class _PlainLines:
-    """Each metric line of the first host; where it prints none, now and then the steps that the observer counted."""
+    """Each metric line of the first host; if it prints none, now and then the steps that the observer counted."""
 
     def __init__(self, run: Run) -> None:
         self.progress = RunProgress(run.folder)
@@ -172,7 +172,7 @@ class _PlainLines:
             self.again_at = now + PLAIN_SECONDS
 
     def tell(self, now: float) -> bool:
-        """Print the steps that the observer has counted since; whether there were any."""
+        """Print the steps that the observer has counted since. Returns whether there were any."""
         new = self.progress.read_observed(now)
         if new:
             print(self.progress.line(self.progress.seconds_left(now)), flush=True)

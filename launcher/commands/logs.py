@@ -60,7 +60,7 @@ def carry_out(options: argparse.Namespace) -> int:
 
 
 def _how_it_stands(run: Run) -> str:
-    """The run's state behind its lines, and the next command."""
+    """The run's state after its lines, and the next command."""
     seconds = run.outcome().get("seconds")
     took = f" after {duration(seconds)}" if run.state in records.OVER and seconds is not None else ""
     others = [command for command in next_commands(run) if command != f"launcher logs {run.name}"]

@@ -31,7 +31,7 @@ GROUPS = {
 
 
 FOLLOWING = ("run", "label", "resume", "replay", "tune", "study", "drill")
-"""Commands that stop what they follow, or leave it, where nobody reads what they print."""
+"""Commands that stop what they follow, or leave it, if nobody reads their output."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -85,7 +85,7 @@ def command_line(words: Sequence[str] = ()) -> Parser:
     """The parser of the command line.
 
     Args:
-        words: where they begin with a command's name, or with --debug and it, the parser has that command alone: the others' modules, a
+        words: if they begin with a command's name, or with --debug and it, the parser has only that command: the others' modules, a
             third of the time of a plan, are not loaded. Else it has all commands.
     """
     parser = Parser(
@@ -107,7 +107,7 @@ def command_line(words: Sequence[str] = ()) -> Parser:
 
 
 def _open_streams() -> None:
-    """Open the standard streams that are closed, so that no other file takes their numbers."""
+    """Open closed standard streams, so that no other file takes their numbers."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -118,7 +118,7 @@ def _open_streams() -> None:
 
 
 def _safe(stream: TextIO) -> TextIO:
-    """The stream, to which any text can be printed: it encodes it all, and a terminal obeys none of it."""
+    """The stream, made safe for any text: it can encode all of it, and a terminal obeys none of it."""
     if not isinstance(stream, io.TextIOWrapper) or isinstance(stream, Terminal):
         return stream
     stream.reconfigure(errors="backslashreplace")
@@ -126,7 +126,7 @@ def _safe(stream: TextIO) -> TextIO:
 
 
 def _about_the_disk(error: OSError) -> UserError:
-    """An error of the operating system as a mistake with a fix."""
+    """An operating system error as a mistake with a fix."""
     fix = {
         errno.EACCES: "choose a place that you may write to, or change its permissions",
         errno.ENOSPC: "free some disk space",

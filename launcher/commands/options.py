@@ -20,7 +20,7 @@ Add = Callable[[str, str, CarryOut | None], argparse.ArgumentParser]
 
 
 def adding_to(parser: argparse.ArgumentParser, metavar: str, prefix: str = "", help: str | None = None) -> Add:
-    """A function that adds commands to a parser. Each has --debug; its options say its name in `command`, as `study scaling`, and hold its
+    """A function that adds commands to a parser. Each has --debug; its options hold its name, such as `study scaling`, in `command`, and its
     parser in `parser`."""
     commands = parser.add_subparsers(required=True, metavar=metavar, help=help, prog=parser.prog)
 
@@ -42,7 +42,7 @@ def run(
 
 
 def json(made: argparse.ArgumentParser, shape: str) -> None:
-    """--json, with the shape of what it prints."""
+    """--json, with the shape of its output."""
     made.add_argument("--json", action="store_true", help=f"print JSON: {shape}")
 
 
@@ -138,7 +138,7 @@ def _dollars(text: str) -> float:
 
 
 def _wrong(text: str, valid: str, fix: str) -> argparse.ArgumentTypeError:
-    """What argparse prints behind the option's name."""
+    """What argparse prints after the option's name."""
     return argparse.ArgumentTypeError(f"{text!r}\n  valid: {valid}\n  fix:   {fix}")
 
 
@@ -150,12 +150,12 @@ def end_like_ctrl_c() -> None:
 
 
 def page(options: argparse.Namespace) -> Path | None:
-    """The file of --html; None where it was not given. Raises UserError as `new_file`."""
+    """The file of --html; None if not given. Raises UserError as `new_file`."""
     return None if options.html is None else new_file("--html", options.html, "why.html")
 
 
 def new_file(option: str, given: str, example: str) -> Path:
-    """A file that the command is to write when it is done.
+    """A file that the command will write when it is done.
 
     Raises:
         UserError: it cannot be written there.
@@ -169,13 +169,13 @@ def new_file(option: str, given: str, example: str) -> Path:
 
 
 def overrides_of(options: argparse.Namespace) -> list[str]:
-    """A command's overrides, with the one that --hosts is short for."""
+    """A command's overrides, including the one that --hosts stands for."""
     given = [f"compute.instance_count={options.hosts}"] if options.hosts is not None else []
     return [*options.overrides, *given]
 
 
 def saying(options: argparse.Namespace) -> Callable[[str], None]:
-    """How a command with --json tells of its progress: beside the output for machines, or else as part of it."""
+    """How a command reports progress: with --json, beside the output for machines; else as part of the output."""
     return note if options.json else say
 
 

@@ -30,14 +30,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """The commands right below a parser by their names; none where it has none."""
+    """The commands directly below a parser, by name; none if it has none."""
     return next(
         (dict(action.choices) for action in parser._actions if isinstance(action, argparse._SubParsersAction)), {}
     )
 
 
 def every_command(parser: argparse.ArgumentParser, prefix: str = "") -> dict[str, argparse.ArgumentParser]:
-    """Every command that does something, by its name; of those with commands of their own, as `study scaling`, one each."""
+    """Every command that does something, by name; for those with subcommands, one each, such as `study scaling`."""
     found: dict[str, argparse.ArgumentParser] = {}
     for name, inner in commands_of(parser).items():
         found |= every_command(inner, f"{prefix}{name} ") or {prefix + name: inner}
@@ -45,7 +45,7 @@ def every_command(parser: argparse.ArgumentParser, prefix: str = "") -> dict[str
 
 
 def in_groups(parser: argparse.ArgumentParser, groups: Mapping[str, Sequence[str]]) -> str:
-    """The text of a help that lists commands in groups.
+    """Help text that lists commands in groups.
 
     Args:
         groups: title -> names of commands.
@@ -59,7 +59,7 @@ def in_groups(parser: argparse.ArgumentParser, groups: Mapping[str, Sequence[str
 
 
 class ShowVersion(argparse.Action):
-    """`--version`: the installed package's, looked up when it is asked for."""
+    """`--version`: the installed package's, looked up on demand."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         try:

@@ -9,7 +9,7 @@ from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE
 
 INTERVALS = (100, 200, 500, 1000, 5000, 60000)
-"""Milliseconds that SageMaker takes for ProfilingIntervalInMilliseconds."""
+"""Milliseconds that SageMaker accepts for ProfilingIntervalInMilliseconds."""
 
 
 def add(to: arguments.Add) -> None:

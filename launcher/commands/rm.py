@@ -83,7 +83,7 @@ def _in_use(runs: Sequence[RunFolder]) -> list[Issue]:
 
 
 def still_costs(run: RunFolder) -> str:
-    """What a run on SageMaker still costs although it is over; who removes it has nothing left to end that by. "": nothing."""
+    """What a finished run on SageMaker still costs; once it is removed, nothing here can end that. "" if nothing."""
     try:
         return Run(run).still_costs if run.remote.exists() else ""
     except records.DamagedRecord:

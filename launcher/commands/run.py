@@ -1,4 +1,4 @@
-"""`launcher run`: plan a job and run it, or resume the run of it that was not finished."""
+"""`launcher run`: plan a job and run it, or resume its unfinished run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def carry_out(options: argparse.Namespace) -> int:
 
 
 def offered(planned: launcher.Plan) -> launcher.Plan:
-    """The plan, made to resume where an unfinished run of the same job and code exists and the user wants it."""
+    """The plan, made to resume if there is an unfinished run of the same job and code and the user wants it."""
     earlier = unfinished(planned)
     if earlier is None:
         return planned
@@ -56,7 +56,7 @@ def offered(planned: launcher.Plan) -> launcher.Plan:
 
 
 def _answer(question: str) -> str:
-    """In small letters. Raises KeyboardInterrupt at Ctrl-D: who gives no answer wants neither."""
+    """The answer in lower case. Raises KeyboardInterrupt at Ctrl-D: no answer means neither."""
     try:
         return input(question).strip().lower()
     except EOFError:

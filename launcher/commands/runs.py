@@ -20,10 +20,10 @@ from launcher.show.text import counted, dollars, duration, file_size, indent
 HEAD = ["run", "state", "started", "took", "on", "hosts", "accuracy", "on disk", "cost"]
 
 DAMAGED = "damaged"
-"""In the place of the state of a run whose record cannot be read."""
+"""Shown as the state of a run whose record cannot be read."""
 
 LATEST = 50
-"""Runs that are listed unless more are asked for."""
+"""Runs listed by default."""
 
 
 def add(to: arguments.Add) -> None:
@@ -53,7 +53,7 @@ def carry_out(options: argparse.Namespace) -> int:
 
 
 def print_runs(runs: list[Run]) -> list[str]:
-    """Print runs, one a line, then what cannot be read or checked of them. Returns the names of those whose record is whole."""
+    """Print runs, one per line, then what cannot be read or checked of them. Returns the names of those whose record is whole."""
     rows, unchecked = [], []
     damaged: list[Issue] = []
     for run in runs:
@@ -87,7 +87,7 @@ def _row(run: Run) -> list[str]:
 
 
 def _age(run: Run) -> str:
-    """How long ago a run was planned; - where that cannot be read, or is still to come."""
+    """How long ago a run was planned; - if that cannot be read or is in the future."""
     try:
         planned = datetime.strptime(run.folder.time, "%Y%m%d-%H%M%S").replace(tzinfo=timezone.utc)
     except ValueError:
@@ -97,7 +97,7 @@ def _age(run: Run) -> str:
 
 
 def _described(run: Run) -> dict[str, Any]:
-    """A run for machines; `damaged` holds what cannot be read."""
+    """A run, JSON-ready; `damaged` holds what cannot be read."""
     try:
         outcome = run.outcome()
         return {"name": run.name, "state": outcome.get("state") or run.state, **outcome}
@@ -114,7 +114,7 @@ def as_last_heard(run: Run) -> list[str]:
 
 
 def _cost(run: Run, outcome: dict[str, Any]) -> str:
-    """What a run on SageMaker has cost so far; - for one on this machine, or where the price is unknown."""
+    """What a run on SageMaker has cost so far; - for one on this machine, or if the price is unknown."""
     if not outcome:
         return run.spent.partition(", on demand")[0] or "-"
     usd = billed(outcome)

@@ -1,4 +1,4 @@
-"""`launcher stop`: stop a run after its current step; of one that is over, end the warm pool that it left."""
+"""`launcher stop`: stop a run after its current step, or end the warm pool that a finished run left."""
 
 from __future__ import annotations
 

@@ -56,14 +56,14 @@ def _trials(made: argparse.ArgumentParser) -> None:
 
 
 def preprocessing(options: argparse.Namespace) -> int:
-    """Exit code 1 where a trial failed."""
+    """Exit code 1 if a trial failed."""
     from launcher import study
 
     return _study(study.preprocessing, ("models", "loads", "pipelines"), ("repeats",), options)
 
 
 def scaling(options: argparse.Namespace) -> int:
-    """Exit code 1 where a trial failed."""
+    """Exit code 1 if a trial failed."""
     from launcher import study
 
     return _study(study.scaling, ("hosts", "batches"), ("mode", "repeats"), options)

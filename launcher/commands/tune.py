@@ -41,7 +41,7 @@ def add(to: arguments.Add) -> None:
 
 
 def carry_out(options: argparse.Namespace) -> int:
-    """Exit code 1 where the job as it is failed."""
+    """Exit code 1 if the unchanged job failed."""
     given, command = options.overrides, options.behind
     if bool(given) == bool(command):
         both = f"{given[0]} and a command" if given else "neither a config nor a command"

@@ -19,7 +19,7 @@ SHOWN = 3
 """Findings that are printed at the end."""
 
 ERROR = "launcher observer: "
-"""What a line of the command's output begins with where the observer ended itself."""
+"""How a line of the command's output begins if the observer ended itself."""
 
 NOTHING_STEPPED = (
     "no optimizer of PyTorch stepped in a Python process of this command. It may not have trained, or trained with another library, or "
@@ -59,7 +59,7 @@ def carry_out(options: argparse.Namespace) -> int:
 
 
 def _script(command: Sequence[str]) -> str:
-    """What a command runs, in a word: its script or module, else its program."""
+    """What a command runs, in one word: its script or module, else its program."""
     for word, after in zip(command, [*command[1:], ""]):
         if word == "-m" and after:
             return after
@@ -70,7 +70,7 @@ def _script(command: Sequence[str]) -> str:
 
 
 def _report(ended: Ended, page: Path | None) -> None:
-    """Say how the command ended and what was found, beside its own output."""
+    """Report how the command ended and what was found, beside its own output."""
     run, outcome, say = ended.run, ended.run.outcome(), arguments.note
     failed = outcome["state"] == records.FAILED  # which says why nothing was measured
     say(f"launcher: {run.name}: {outcome['state']} after {outcome['seconds']:.0f} s, {_how(ended, outcome)}")

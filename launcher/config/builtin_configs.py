@@ -23,7 +23,7 @@ def located(config: str | Path) -> Path:
     """The file of a config: the file of that path, or else the built-in config of that name.
 
     Raises:
-        UserError: there is neither. It lists the configs that there are.
+        UserError: there is neither. It lists the existing configs.
     """
     path = Path(config)
     is_built_in = str(config) in names()
@@ -44,7 +44,7 @@ def located(config: str | Path) -> Path:
 
 
 def opening(file: Path) -> str:
-    """The first sentence of a config's head: what it is. Empty where it has no head."""
+    """The first sentence of a config's header comment: what it is. Empty if it has none."""
     lines = []
     for line in file.read_text(encoding="utf-8").splitlines():
         if not line.startswith("# ") or re.match(r"# [A-Z][a-z]+: ", line):  # `# Data: …` begins the rest of the head

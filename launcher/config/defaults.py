@@ -1,7 +1,7 @@
 """Defaults for every job: role, region, output, image, network and tags, from a user's file and a project's.
 
-A config's own value goes first, then a profile's, then what stands outside of profiles; each time the project's file before the user's. The
-placeholders of this kit's configs (a role, a bucket of documentation) are no values of one's own.
+A config's own value wins, then a profile's, then one outside profiles; at each level the project's file comes before the user's. The
+placeholders in this kit's configs (a role, a bucket of documentation) are not values of your own.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ KEYS = ("role", "region", "output", "image", "network", "tags")
 """What a file of defaults may give: what a team's jobs on SageMaker have in common."""
 
 MERGED = ("network", "tags")
-"""Keys whose mappings are filled key by key. An image is one thing: a version of AWS's, or an address."""
+"""Keys whose mappings are merged key by key. An image is one thing: a version of AWS's, or an address."""
 
 PROFILES = "profiles"
 """The key under which a file keeps further defaults by name."""
 
 OFF = "LAUNCHER_DEFAULTS"
-"""Where this variable is `off`, as the SageMaker emulator sets it, there are no defaults."""
+"""If this variable is `off`, as the SageMaker emulator sets it, there are no defaults."""
 
 PROJECT_FILE = "launcher-defaults.yaml"
 
 
 @dataclass(frozen=True)
 class Default:
-    """One default, and where it stands."""
+    """One default, and where it is set."""
 
     key: str
     """Dotted: role, network.subnets, tags.team."""
     value: Any
     """Never null: a key without a value is no default."""
     origin: str
-    """The file, as people name it, the profile, where it belongs to one, and the line: `defaults.yaml, profile dev (line 3)`."""
+    """The file as people name it, the profile, if it belongs to one, and the line: `defaults.yaml, profile dev (line 3)`."""
 
 
 def user_file() -> Path:
@@ -70,7 +70,7 @@ def user_file() -> Path:
 def project_file() -> Path:
     """A project's defaults: launcher-defaults.yaml in the current folder or, inside a git repository, in the nearest one above it.
 
-    Where there is none yet, the place for it: the current folder.
+    If there is none yet, where it would be: the current folder.
     """
     here, found = Path.cwd(), None
     for folder in (here, *here.parents):
@@ -82,7 +82,7 @@ def project_file() -> Path:
 
 
 def read(profile: str | None = None) -> list[Default]:
-    """The defaults in force, at most one a key, sorted by key.
+    """The defaults in force, at most one per key, sorted by key.
 
     Args:
         profile: the name of a profile of one of the files; None: none.
@@ -104,14 +104,14 @@ def profile_names() -> list[str]:
 def complete(
     values: Mapping[str, Any], examples: Collection[str] = ()
 ) -> tuple[dict[str, Any], dict[str, str], list[Issue]]:
-    """A config's values with the defaults filled in where they give nothing.
+    """A config's values, with defaults for the keys that they lack.
 
     Args:
-        examples: keys whose values are an example's and count as not given.
+        examples: keys whose values are placeholders and count as not given.
 
     Returns:
-        The values, the origin of each default that was filled in by its dotted key, and the mistakes in the files. Defaults without a
-        mistake are filled in all the same, so that the rest of the job can be checked.
+        The values, dotted key -> origin of each default filled in, and the mistakes in the files. Defaults without a
+        mistake are still filled in, so that the rest of the job can be checked.
     """
     filled, origins = dict(values), dict[str, str]()
     profile = values.get("profile")
@@ -132,7 +132,7 @@ def complete(
 
 
 def examples_in(values: Mapping[str, Any]) -> set[str]:
-    """The keys of a config's file that hold placeholders of this kit's; the region beside two of them is an example's too."""
+    """The keys of a config's file that hold this kit's placeholders; the region beside two of them is one too."""
     found = {key for key in ("role", "output") if placeholders.is_of_this_kit(key, values.get(key))}
     return found | ({"region"} if len(found) == 2 else set())
 
@@ -153,7 +153,7 @@ def _in_force(profile: str | None) -> tuple[list[Default], list[Issue]]:
 
 
 def parsed(text: str, source: str) -> Config:
-    """A file of defaults, which may be empty. Raises UserError where it is not YAML."""
+    """A file of defaults, which may be empty. Raises UserError if it is not YAML."""
     try:
         return yaml_file.parse(text, source)
     except yaml_file.Empty:
@@ -226,7 +226,7 @@ def _files() -> tuple[list[Config], list[Issue]]:
 
 
 def _is_there(file: Path) -> bool:
-    """Whether a file or a link is there. Not where this user may not look."""
+    """Whether a file or a link is there. False if this user may not look."""
     try:
         return file.exists() or file.is_symlink()
     except OSError:
@@ -239,7 +239,7 @@ def _profiles(file: Config) -> dict[str, Any]:
 
 
 def _layer(file: Config, profile: str | None) -> Iterator[Default]:
-    """The defaults of one file, those outside of profiles or those of one."""
+    """The defaults of one file, outside profiles or in one."""
     values = file.values if profile is None else _profiles(file)[profile] or {}
     prefix = "" if profile is None else f"{PROFILES}.{profile}."
     of = "" if profile is None else f", profile {profile}"
@@ -262,18 +262,18 @@ def _layer(file: Config, profile: str | None) -> Iterator[Default]:
 
 
 def _as_a_job(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Defaults as the values of a config that lacks nothing else."""
+    """Defaults as the values of an otherwise complete config."""
     return {"name": "defaults", "script": "script.py", **values}
 
 
 def _upwards(key: str) -> Iterator[str]:
-    """A dotted key, and those that it lies below: what an alias or `<<` gives has no line of its own."""
+    """A dotted key, and its parents: what an alias or `<<` gives has no line of its own."""
     parts = key.split(".")
     yield from (".".join(parts[:depth]) for depth in range(len(parts), 0, -1))
 
 
 def _check(file: Config, prefix: str, values: Mapping[str, Any]) -> Iterator[Issue]:
-    """The mistakes of one mapping of defaults, whose keys stand below a prefix of the file's."""
+    """The mistakes in one mapping of defaults, whose keys are below a prefix in the file."""
 
     def where(key: str) -> str:
         return f"{file.source}: {file.where(prefix + key)}"

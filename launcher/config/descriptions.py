@@ -1,6 +1,6 @@
 """What each config key and each setting of a script takes, in words: from the classes that check them, and the docstring under each field.
 
-The reference pages, `launcher explain` and the JSON schema are made of it.
+The reference pages, `launcher explain` and the JSON schema are made from it.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ class Described:
     """Type, range and conditions."""
     required: bool = False
     default: Any = None
-    """JSON-ready; None where it is required, or where null is the default."""
+    """JSON-ready; None if it is required or null is the default."""
     sentence: str = ""
     example: str = ""
     on_resume: bool = False
     """Whether a run that resumes may change it."""
     worked_out: str = ""
-    """The script's expression of its default, where that is nothing that a config can give: no plain value, or a list for argparse."""
+    """The script's expression for its default, if a config cannot give that: no plain value, or a list for argparse."""
 
     @property
     def default_text(self) -> str:
-        """The default as YAML says it; empty for an empty mapping or list."""
+        """The default as YAML writes it; empty for an empty mapping or list."""
         if self.required or self.worked_out:
             return "required" if self.required else self.worked_out
         if self.default in ({}, []):
@@ -125,7 +125,7 @@ def settings_of(cls: type, settings: ModuleType, *, inherited: bool = True) -> l
 
 
 def script_settings(source: Path, script: str) -> list[Described]:
-    """The settings of a script, from its settings class or its argparse parser; nothing of it runs. Groups come with what is in them.
+    """The settings of a script, from its settings class or its argparse parser; nothing of it runs. Groups are followed by their settings.
 
     Args:
         source: the folder that holds the script.
@@ -159,7 +159,7 @@ def script_settings(source: Path, script: str) -> list[Described]:
 
 
 def group_of(annotation: Any) -> type | None:
-    """The settings class that a setting holds, where it holds a group of settings."""
+    """The settings class that a setting holds, if it holds a group of settings."""
     parts = (annotation, *typing.get_args(annotation))
     return next((part for part in parts if isinstance(part, type) and dataclasses.is_dataclass(part)), None)
 
@@ -171,7 +171,7 @@ def first_paragraph(cls: type) -> str:
 
 
 def _part(annotation: Any) -> type[BaseModel] | None:
-    """The section that a key holds, where it holds one."""
+    """The section that a key holds, if it holds one."""
     if isinstance(annotation, type) and issubclass(annotation, Part):
         return annotation
     return next(filter(None, map(_part, typing.get_args(annotation))), None)
@@ -195,7 +195,7 @@ def _takes(cls: type, item: dataclasses.Field[Any], annotation: Any, settings: M
 
 @functools.cache
 def _conditions(cls: type, settings: ModuleType) -> dict[str, str]:
-    """What settings must hold together, in words. None are known of a class that cannot be made of stand-ins."""
+    """Conditions between settings, in words. None are known for a class that cannot be made of stand-ins."""
     if not hasattr(cls, "conditions"):
         return {}
     try:
@@ -208,7 +208,7 @@ def _conditions(cls: type, settings: ModuleType) -> dict[str, str]:
 
 
 def _of_stand_ins(cls: type, settings: ModuleType) -> Any:
-    """An object of a settings class with a 2 for every setting that must be given, and a section where it must be one."""
+    """An object of a settings class with a 2 for every required setting, or a section if it must be one."""
     annotations = typing.get_type_hints(cls)
     given = {}
     for name in [name for name, found, _ in settings.check(cls, {})[1] if found == "missing"]:
@@ -251,7 +251,7 @@ def _arguments(file: Path) -> list[Described]:
 
 
 def _as_written(tree: ast.Module) -> dict[str, tuple[str, Any, str]]:
-    """First option string -> (help, default, expression of a default that is no plain value) of every add_argument."""
+    """First option string -> (help, default, expression of a default that is no plain value) for every add_argument."""
     found = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
@@ -264,7 +264,7 @@ def _as_written(tree: ast.Module) -> dict[str, tuple[str, Any, str]]:
 
 
 def _literal(node: ast.expr) -> Any:
-    """A plain value; NotPlain itself, which no JSON holds, where the script works it out."""
+    """A plain value; NotPlain itself, which no JSON holds, if the script works it out."""
     try:
         return ast.literal_eval(node)
     except ValueError:

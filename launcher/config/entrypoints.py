@@ -1,4 +1,4 @@
-"""Where the kit's own files are, beside the package in a checkout, inside it in an installed wheel, and its scripts' modules."""
+"""The kit's own files (beside the package in a checkout, inside it in an installed wheel) and its scripts' modules."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def entrypoints_folder() -> Path:
 
 
 PACKAGES = ("training", "launcher_observer")
-"""What travels with a script: what this kit's scripts share, and what watches any script, which `training` uses too."""
+"""Packages shipped with a script: what this kit's scripts share, and what watches any script, which `training` uses too."""
 
 
 @contextlib.contextmanager

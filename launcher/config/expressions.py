@@ -1,4 +1,4 @@
-"""The values of plain Python expressions and small methods, worked out from a syntax tree: the file that holds them never runs."""
+"""The values of plain Python expressions and small methods, evaluated from a syntax tree: the file that holds them never runs."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 MAX_STEPS = 200_000
-"""Expressions that one check evaluates at most: a comprehension over a config's values needs thousands."""
+"""Most expressions that one check evaluates: a comprehension over a config's values needs thousands."""
 
 MAX_LENGTH, MAX_NUMBER, MAX_EXPONENT = 10_000, 2**64, 64
-"""Of a text or list, of a whole number and of a power that an expression may make: more is no setting, and could fill the memory."""
+"""Largest text or list, whole number and exponent that an expression may make: no setting needs more, and it could fill the memory."""
 
 MAKERS = (ast.BinOp, ast.JoinedStr, ast.List, ast.ListComp, ast.GeneratorExp, ast.Tuple)
-"""Expressions that may make something larger than what they are made of."""
+"""Expressions whose results may be larger than their parts."""
 
 CALLS: tuple[Any, ...] = (
     *(abs, all, any, bool, dict, float, frozenset, int, isinstance, len, list, max, min, round, set, sorted, sum, tuple),
     *(math.ceil, math.floor, math.isfinite, math.isnan, math.log2, math.sqrt),
 )  # fmt: skip
-"""Functions without effect, whose results are no larger than what they are given."""
+"""Functions without side effects, whose results are no larger than their arguments."""
 
 METHODS: Mapping[type, frozenset[str]] = {
     str: frozenset(
@@ -35,7 +35,7 @@ METHODS: Mapping[type, frozenset[str]] = {
     tuple: frozenset({"count"}),
     float: frozenset({"is_integer"}),
 }
-"""Methods without effect, by the exact type of what has them."""
+"""Methods without side effects, by the exact type of their object."""
 
 BUILTINS: Mapping[str, Any] = {
     made.__name__: made for made in (*CALLS, object, str, ValueError, TypeError) if made.__module__ == "builtins"
@@ -64,7 +64,7 @@ class Evaluator:
 
     Args:
         file: its name, for messages.
-        names: looks up a name that is no local variable; raises Undefined, and the name is then a builtin's, or NotPlain.
+        names: looks up a name that is not a local variable; raises Undefined, and the name is then a builtin's, or NotPlain.
         attributes: gives an attribute of anything but a text, number or collection; raises NotPlain.
         trusted: whether a function that is not in CALLS may be called.
         steps: counts the expressions of everything that one check reads.

@@ -1,4 +1,4 @@
-"""The scripts' own walk through folders and what they call an image, for the launcher: entrypoints/training/data/sources/file_trees.py."""
+"""The scripts' own folder walk and image file suffixes, for the launcher: entrypoints/training/data/sources/file_trees.py."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _LOADING = threading.Lock()  # several threads of the emulator pack models, and 
 
 
 def image_endings() -> tuple[str, ...]:
-    """How the name of an image ends, in small letters."""
+    """Suffixes of image files, in lower case."""
     endings: tuple[str, ...] = _module().IMAGE_ENDINGS
     return endings
 
 
 def walk(root: Path, onerror: Callable[[OSError], None] | None = None) -> Iterator[tuple[str, list[str], list[str]]]:
-    """As os.walk, but links are followed, except those that lead up to a folder in which they lie."""
+    """As os.walk, but follows links, except those that lead up to a folder that contains them."""
     yield from _module().walk(root, onerror)
 
 

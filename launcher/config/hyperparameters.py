@@ -26,7 +26,7 @@ https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_AlgorithmSpecifica
 
 
 ARGPARSE_FAILS = (AttributeError, IndexError, MemoryError, OverflowError, RecursionError, TypeError, ValueError)
-"""What argparse raises while it parses with an argument that it should not have taken."""
+"""What argparse raises while parsing with an argument that it should not have accepted."""
 
 
 def encode(hyperparameters: Mapping[str, Any]) -> dict[str, str]:
@@ -46,13 +46,13 @@ def argument(name: str, value: Any) -> tuple[str, str]:
 def check(source: Path, script: str, hyperparameters: Mapping[str, Any], channels: Collection[str]) -> list[Issue]:
     """Check a job's hyperparameters against SageMaker's limits, and the script's settings class or argparse parser.
 
-    Nothing of the user's runs: both are read from the script's syntax tree.
+    No user code runs: both are read from the script's syntax tree.
 
     Args:
         source: the folder that holds the script; it must exist.
         script: the script's path inside it; it must exist.
         hyperparameters: name -> value, as in the config.
-        channels: names of the job's inputs. A settings class with a `channels` method names those that it needs.
+        channels: names of the job's inputs. A settings class with a `channels` method names those it needs.
     """
     issues = list(_check_transport(hyperparameters))
     unusable = {issue.key for issue in issues if issue.key != "hyperparameters"}
@@ -178,7 +178,7 @@ def _words(valid: str) -> list[str]:
 
 
 def _example(settings_class: type, name: str) -> str:
-    """The example in the docstring under a field; empty where it has none."""
+    """The example in the docstring under a field; empty if it has none."""
     classes = [base for base in settings_class.__mro__ if dataclasses.is_dataclass(base)]
     sentence = next(filter(None, (sentences(base).get(name) for base in classes)), "")
     found = re.search(r"for example (\{[^{}]*\}|\[[^\[\]]*\]|[\w./-]*\w)(?=[.,;]| or |$)", sentence)
@@ -194,7 +194,7 @@ def kit_default(source: Path, script: str, name: str) -> Any:
         name: the setting.
 
     Returns:
-        None where the script's settings class is not the kit's, nor derived from it.
+        None if the script's settings class is neither the kit's nor derived from it.
     """
     try:
         declared = declared_settings(source / script)
@@ -212,7 +212,7 @@ def _classes(source: Path, script: str) -> SettingsClasses:
 
 
 def _needed_channels(settings: Any, classes: SettingsClasses) -> tuple[str, ...]:
-    """The channels that settings name by a method `channels`; a field of that name is another thing."""
+    """The channels that the settings' `channels` method names; a field of that name is something else."""
     channels = getattr(settings, "channels", None)
     names = channels() if callable(channels) else ()
     if isinstance(names, (tuple, list, set, frozenset)) and all(isinstance(name, str) for name in names):
@@ -222,7 +222,7 @@ def _needed_channels(settings: Any, classes: SettingsClasses) -> tuple[str, ...]
 
 
 def _not_finite(value: Any) -> str:
-    """What a value holds that JSON cannot: NaN or an infinity. Empty where it holds neither."""
+    """What JSON cannot hold in a value: NaN or an infinity. Empty if it has neither."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN, not a number" if math.isnan(value) else f"an infinite number ({value})"
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
@@ -240,7 +240,7 @@ def declared_settings(script: Path) -> tuple[str, str] | None:
     """The settings class that a script declares with `from module import X` and `def main(settings: X)`.
 
     Returns:
-        (module, class), by name; None where the script declares none, or one of the standard library, such as argparse.Namespace.
+        (module, class), by name; None if the script declares none, or one of the standard library, such as argparse.Namespace.
 
     Raises:
         SyntaxError: the script is not Python.

@@ -26,7 +26,7 @@ class Issue:
     found: str
     """What is there, or what is wrong with it."""
     valid: str = ""
-    """What would be valid; empty where `fix` says it."""
+    """What would be valid; empty if `fix` says it."""
     fix: str
     """What to do: an instruction or a command."""
     level: Level = "error"
@@ -86,13 +86,13 @@ def mistake(key: str, found: str, fix: str, valid: str = "") -> UserError:
 
 
 def did_you_mean(word: str, words: Iterable[str], otherwise: str = "remove it") -> str:
-    """The fix for an unknown word: the nearest known one, or `otherwise` where none is near."""
+    """The fix for an unknown word: the nearest known one, or `otherwise` if none is near."""
     nearest = near(word, words)
     return f"did you mean {nearest}?" if nearest else otherwise
 
 
 def near(word: str, words: Iterable[str], likeness: float = 0.6) -> str | None:
-    """The known word that an unknown one is most like; None where none is like it.
+    """The known word most like an unknown one; None if none is like it.
 
     Args:
         likeness: from 0 to 1, as difflib.SequenceMatcher.ratio gives it; words below it are not alike.

@@ -41,7 +41,7 @@ SCRIPT_PATH = r"^[A-Za-z0-9._][A-Za-z0-9._+-]*(/[A-Za-z0-9._+-]+)*\.py$"
 
 
 def portable_script(path: str) -> str:
-    """The path nearest to a .py file's that SCRIPT_PATH takes.
+    """The path nearest to a .py file's that SCRIPT_PATH accepts.
 
     >>> portable_script("träin ing.py")
     'train_ing.py'
@@ -211,7 +211,7 @@ class Job(Part):
     @field_validator("script", mode="before")
     @classmethod
     def _with_a_name_to_take(cls, value: Any) -> Any:
-        """Suggest a name near a .py file's own. The pattern refuses the rest: another program's name is no fix for any."""
+        """Suggest a name near a .py file's own. The pattern refuses other programs, which no other name would fix."""
         if not isinstance(value, str) or not value.endswith(".py") or re.search(SCRIPT_PATH, value):
             return value
         shown = "a path" if mentions_a_secret(value) else repr(value[:60]).replace(": ", ":")
@@ -225,25 +225,25 @@ class Job(Part):
 
     @property
     def defaults(self) -> Mapping[str, str]:
-        """Dotted key -> file and line, of the values that defaults gave (`launcher.config.defaults`)."""
+        """Dotted key -> file and line, for the values that came from defaults (`launcher.config.defaults`)."""
         return self._defaults
 
     def with_defaults(self, origins: Mapping[str, str]) -> Job:
-        """The same job, which knows what defaults gave."""
+        """The same job, knowing which values came from defaults."""
         made = self.model_copy()
         made._defaults = dict(origins)
         return made
 
     @property
     def written_to(self) -> dict[str, str]:
-        """The addresses in S3 that the job writes to beside `checkpoints`, and that of its code, by their keys."""
+        """S3 addresses by key: those that the job writes to, except `checkpoints`, and that of its code."""
         places = {"output": self.output, "code": self.code}
         places["profiling.output"] = self.profiling.output if self.profiling is not None else None
         places["debugger.output"] = self.debugger.output if self.debugger is not None else None
         return {key: uri for key, uri in places.items() if uri is not None}
 
     def with_whole_paths(self, values: dict[str, Any]) -> dict[str, Any]:
-        """The job's `values`, as `model_dump` and `redacted` give them, with the whole path of each input's folder or file: a relative one
+        """The job's `values`, as `model_dump` and `redacted` give them, with the full path of each input's folder or file: a relative one
         would name other data elsewhere."""
         for channel, given in self.inputs.items():
             if given.place is not None:

@@ -51,13 +51,13 @@ SDK_NAMES = {
 """Argument of the PyTorch estimator in SageMaker's SDK v2 -> config key."""
 
 REMOVE = "remove it"
-"""The fix for a key that is like no other."""
+"""The fix for a key that resembles no other."""
 
 KINDS = {"string_type": "text", "model_type": "a mapping", "dict_type": "a mapping"}
 """pydantic's type of an error -> what is valid, where the key has no description."""
 
 DISTRIBUTIONS = {"ddp": "torchrun", "pytorchddp": "torchrun", "torch_distributed": "torchrun", "smdistributed": "smddp"}
-"""What others call a value of `distribution` -> that value."""
+"""Other names for a value of `distribution` -> that value."""
 
 A_BUCKET = "a bucket's name has 3 to 63 characters: a to z, digits, dots and hyphens, a letter or digit at both ends"
 """https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html"""
@@ -73,7 +73,7 @@ def problems(config: yaml_file.Config) -> Iterator[Issue]:
 
 
 def without_mistakes(values: Mapping[str, Any]) -> Job | None:
-    """The job without its wrong keys; None where too little is left."""
+    """The job without its wrong keys; None if too little is left."""
     left: dict[str, Any] = {"name": "job", **deepcopy(dict(values))}
     while True:
         try:
@@ -172,7 +172,7 @@ def _issue(config: yaml_file.Config, item: Mapping[str, Any]) -> Issue:
 
 
 def _fix_for_key(word: str, fields: Sequence[str]) -> str:
-    """The fix for an unknown key: its right place, a similar name, or the key for what SageMaker's SDK calls so."""
+    """The fix for an unknown key: its right place, a similar name, or the key for a name from SageMaker's SDK."""
     places = {field: f"{name}.{field}" for name in Job.model_fields for field in _fields_below(name)}
     places |= {name: name for name in Job.model_fields}
     if word in places:
@@ -183,7 +183,7 @@ def _fix_for_key(word: str, fields: Sequence[str]) -> str:
 
 
 def _fix_for_setting(config: yaml_file.Config, word: str, value: Any) -> str:
-    """The fix for a setting of the script that stands outside of `hyperparameters`."""
+    """The fix for a setting of the script outside `hyperparameters`."""
     text = "…"
     if isinstance(value, (str, int, float)) and not mentions_a_secret(f"{word}={value}"):
         text = yaml_file.as_override(word, value).partition("=")[2]
@@ -193,7 +193,7 @@ def _fix_for_setting(config: yaml_file.Config, word: str, value: Any) -> str:
 
 
 def _settings(values: Mapping[str, Any]) -> list[str]:
-    """Names of the settings of a config's script; none where they cannot be read."""
+    """Names of the settings of a config's script; none if they cannot be read."""
     from launcher.config.descriptions import script_settings
 
     try:
@@ -209,7 +209,7 @@ def _fields_below(name: str) -> list[str]:
 
 
 def _field_at(path: Sequence[str]) -> tuple[type[Part], FieldInfo | None]:
-    """The model that the last part of a path belongs to, and its field there, if it has one."""
+    """The model that the last part of a path belongs to, and its field there, if any."""
     model: type[Part] = Job
     field = None
     for depth, name in enumerate(path):
@@ -221,7 +221,7 @@ def _field_at(path: Sequence[str]) -> tuple[type[Part], FieldInfo | None]:
 
 
 def _model_at(path: Sequence[str]) -> type[Part] | None:
-    """The model whose keys are below a path; None where any values may be."""
+    """The model whose keys are below a path; None if any values are allowed there."""
     model: type[Part] | None = Job
     below: Any = None
     for name in path:

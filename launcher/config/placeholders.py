@@ -1,4 +1,4 @@
-"""What stands for a user's own account in this kit's configs and in documentation, and works for nobody."""
+"""Placeholders for a user's own account in this kit's configs and in documentation, which work for nobody."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def warnings(job: Job) -> Iterator[Issue]:
 
 
 def errors(job: Job, account: str) -> list[Issue]:
-    """An error for each placeholder of a job in an account of AWS's."""
+    """An error for each placeholder of a job in a real AWS account."""
     if account == ACCOUNT:
         return []
     return [Issue(key=key, found=f"{value}: a placeholder", fix="replace it by yours") for key, value in found(job)]

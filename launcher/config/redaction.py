@@ -1,4 +1,4 @@
-"""What is printed and recorded in place of secrets that are not declared."""
+"""Redaction of undeclared secrets in what is printed and recorded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAPPED = re.compile(r"""["']?([A-Za-z_][\w.-]*)["']?\s*:\s*(?:["'][^"']|\d{4})"
 """A name and the text or number that it stands for, as in JSON and Python."""
 
 _NAME = re.compile(r"""[^\s"'{};|&]+""")
-"""Of an option or a variable, and of Hydra's `+name`; what is more is a command of its own."""
+"""Name of an option or a variable, or Hydra's `+name`; anything more is a command of its own."""
 
 
 def is_secret(name: str, value: str) -> bool:
@@ -51,7 +51,7 @@ def secrets_in(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def holds_a_secret(name: str, value: Any) -> bool:
-    """Whether a setting, or one inside it, seems to be a secret. Of numbers only whole ones with four digits or more can be one."""
+    """Whether a setting, or one inside it, seems to be a secret. Among numbers, only whole ones with four digits or more can be one."""
     if isinstance(value, Mapping):
         return any(holds_a_secret(str(key), item) for key, item in value.items())
     if isinstance(value, (list, tuple)):
@@ -87,7 +87,7 @@ def redact_command(words: Sequence[str]) -> list[str]:
 
 
 def _has_one_within(word: str) -> bool:
-    """Whether a word of a command is a command itself, as that of `bash -c`, or JSON, and has a secret in it."""
+    """Whether a word of a command is itself a command, as for `bash -c`, or JSON, and contains a secret."""
     if any(map(names_a_secret, _MAPPED.findall(word))):
         return True
     try:

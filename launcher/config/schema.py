@@ -1,6 +1,6 @@
-"""The JSON schema of a config, for editors: from the classes that check it, so that there is no second list of keys.
+"""The JSON schema of a config, for editors: made from the classes that check it, so there is no second list of keys.
 
-JSON Schema, draft 2020-12: https://json-schema.org/draft/2020-12. What keys must hold together is left to `launcher plan`.
+JSON Schema, draft 2020-12: https://json-schema.org/draft/2020-12. Conditions between keys are left to `launcher plan`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Schema = dict[str, Any]
 
 
 def config_schema() -> Schema:
-    """The schema of a config file, JSON-ready, its `smoke` section and the settings of the kit's own scripts included."""
+    """The schema of a config file, JSON-ready, with its `smoke` section and the settings of the kit's own scripts."""
     made = Job.model_json_schema()
     made["properties"]["smoke"] = {"type": "object", "additionalProperties": False}
     definitions = made.pop("$defs")
@@ -50,7 +50,7 @@ def config_schema() -> Schema:
 
 
 def _describe(schema: Schema, model: type[BaseModel]) -> None:
-    """Give a section's schema the sentences of its keys, and take away pydantic's titles."""
+    """Add the sentences of its keys to a section's schema, and remove pydantic's titles."""
     schema.pop("title")
     schema["description"] = descriptions.first_paragraph(model)
     for key in descriptions.config_keys(model):
@@ -66,7 +66,7 @@ def _text(item: Described) -> str:
 
 
 def _with_settings(script: str) -> Schema:
-    """What holds of the hyperparameters where a script of the kit's runs: one of that name without `source`."""
+    """The hyperparameters' schema if one of the kit's scripts runs: one of that name without `source`."""
     known = f"#/$defs/settings of {script}".replace(" ", "%20")
     required = {"$ref": known}
     small = {"properties": {"hyperparameters": {"$ref": known + "/$defs/smoke"}}}

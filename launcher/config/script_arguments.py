@@ -1,4 +1,4 @@
-"""What the argparse parser of a script says to a job's hyperparameters, without running the script."""
+"""Check a job's hyperparameters against a script's argparse parser, without running the script."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ ONE_TEXT = "SageMaker passes a list as one text"
 def check(script: Path, hyperparameters: Mapping[str, tuple[str, str]]) -> list[Issue] | None:
     """Check hyperparameters against the one argparse parser of a script.
 
-    The verdict is argparse's own, about a parser with the same options. Where the tree leaves anything open, nothing is judged.
+    argparse itself decides, with a parser of the same options. If the tree leaves anything open, nothing is judged.
 
     Args:
         hyperparameters: name -> (option, value) as the container toolkit writes them on the command line.
 
     Returns:
-        None where the script makes no parser.
+        None if the script makes no parser.
 
     Raises:
         NotPlain: the parser cannot be known without running the script.
@@ -63,7 +63,7 @@ def needs_several(action: argparse.Action) -> bool:
 
 
 def _several(parser: SilentParser, option: str, value: str) -> bool:
-    """Whether a value stands for several, or should, of an argument that takes several."""
+    """Whether a value stands, or should stand, for several values of an argument that takes several."""
     return any(
         takes_several(action) and (needs_several(action) or value.startswith("["))
         for action in parser._actions
@@ -115,7 +115,7 @@ def _causes(
 
 
 def _always_true(parser: SilentParser, script: str, hyperparameters: Mapping[str, tuple[str, str]]) -> Iterator[Issue]:
-    """False for an argument of the type bool, which takes every text but the empty one for true."""
+    """False values for an argument of type bool, which takes every text but the empty one for true."""
     booleans = {option for action in parser._actions if action.type is bool for option in action.option_strings}
     for name, (option, value) in hyperparameters.items():
         if option in booleans and value.lower() in ("false", "0", "no"):
@@ -130,7 +130,7 @@ def _always_true(parser: SilentParser, script: str, hyperparameters: Mapping[str
 def _lists_for_one(
     parser: SilentParser, script: str, hyperparameters: Mapping[str, tuple[str, str]]
 ) -> Iterator[Issue]:
-    """Lists for an argument of texts, which takes the whole list for one of them."""
+    """Lists for an argument of several texts, which takes the whole list for one of them."""
     for name, (option, value) in hyperparameters.items():
         if _several(parser, option, value):
             yield Issue(

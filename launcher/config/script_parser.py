@@ -15,7 +15,7 @@ PARSER_WORDS = (
     "prog", "usage", "description", "epilog", "formatter_class", "add_help", "allow_abbrev",
     "argument_default",
 )  # fmt: skip
-"""Keywords of ArgumentParser that leave alone what the command line means, or are rebuilt."""
+"""Keywords of ArgumentParser that do not change what the command line means, or are rebuilt."""
 
 ARGUMENT_WORDS = (
     "help", "metavar", "dest", "default", "const", "deprecated", "action", "nargs", "type", "choices",
@@ -29,10 +29,10 @@ ACTIONS = (
 )  # fmt: skip
 
 TYPES = {"int": int, "float": float, "str": str, "bool": bool}
-"""Types that convert here as they do there. A function of the script's own is not called: any text passes."""
+"""Types that convert here as in the script. The script's own functions are not called: any text passes."""
 
 MAX_NARGS = 1000
-"""Values that one argument takes at most here: argparse makes a pattern of that length."""
+"""Most values that one argument takes here: argparse makes a pattern of that length."""
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
@@ -68,7 +68,7 @@ class SilentParser(argparse.ArgumentParser):
 
 
 def parser_of(script: Path) -> tuple[SilentParser, bool] | None:
-    """The one parser of a script, and whether it takes unknown arguments; None where the script makes none.
+    """The one parser of a script, and whether it takes unknown arguments; None if the script makes none.
 
     Raises:
         NotPlain: the parser cannot be known without running the script.
@@ -89,7 +89,7 @@ def _dotted(node: ast.expr) -> str:
 
 
 def _makers(tree: ast.Module) -> set[str]:
-    """How the script may write the call that makes a parser: argparse.ArgumentParser, and other names of it."""
+    """How the script may write the call that makes a parser: argparse.ArgumentParser, and its aliases."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -100,7 +100,7 @@ def _makers(tree: ast.Module) -> set[str]:
 
 
 def _words(node: ast.AST) -> set[str]:
-    """Every name that stands in a piece of code: of variables, attributes, functions, arguments and imports."""
+    """Every name in a piece of code: of variables, attributes, functions, arguments and imports."""
     found: set[str] = set()
     for each in ast.walk(node):
         if not isinstance(each, ast.Constant):
@@ -110,7 +110,7 @@ def _words(node: ast.AST) -> set[str]:
 
 
 def _bound(tree: ast.AST) -> set[str]:
-    """Every name that a piece of code gives to something, but what it imports of argparse."""
+    """Every name that a piece of code binds, except imports from argparse."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -126,7 +126,7 @@ def _bound(tree: ast.AST) -> set[str]:
 
 
 class _ParsedError(Exception):
-    """The script has parsed its command line: nothing that follows decides about the arguments."""
+    """The script has parsed its command line: nothing that follows affects the arguments."""
 
 
 class _Script:
@@ -145,9 +145,9 @@ class _Script:
         self.called: set[str] = set()
         self.globals: dict[str, SilentParser | None] = {}
         self.users: dict[str, set[str]] = defaultdict(set)
-        """word -> names of the functions, lambdas and classes in which it stands."""
+        """word -> names of the functions, lambdas and classes that contain it."""
         self.concerned: set[str] = set()
-        """Names that lead to a parser: its variables, its methods, and functions and classes in which one of these stands."""
+        """Names that lead to a parser: its variables, its methods, and functions and classes that contain one of these."""
         starts = ["add_argument", *GROUPS, *PARSES, *(maker.rpartition(".")[2] for maker in makers)]
         for node in ast.walk(tree):
             if isinstance(node, DEFINITIONS):
@@ -228,7 +228,7 @@ class _Script:
         return None
 
     def _define(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, top: bool) -> None:
-        """Note a function. Of a function or class only what runs while it is defined may concern the parser."""
+        """Note a function. Of a function or class, nothing that runs while it is defined may concern the parser."""
         if isinstance(node, ast.ClassDef):
             runs = [*node.bases, *node.keywords, *(each for each in node.body if not isinstance(each, DEFINITIONS))]
         else:
@@ -282,7 +282,7 @@ class _Script:
         return None
 
     def _method(self, node: ast.Call, name: str, parser: SilentParser) -> SilentParser | None:
-        """What a method of the parser or of a group gives; a group's arguments are the parser's."""
+        """What a method of the parser or of a group returns; a group's arguments are the parser's."""
         if name in PARSES:
             if node.keywords or [ast.dump(given) for given in node.args] not in ([], [COMMAND_LINE]):
                 raise NotPlain("it parses something other than the command line")
@@ -294,7 +294,7 @@ class _Script:
         return parser if name in GROUPS else None
 
     def _adds_argument(self, node: ast.expr, names: dict[str, SilentParser | None]) -> bool:
-        """Whether an expression adds an argument; it is then added. A value of it that is used could be changed later."""
+        """Whether an expression adds an argument; it is then added. A result that is used could be changed later."""
         if not (
             isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument"
         ):
@@ -311,7 +311,7 @@ class _Script:
     def _function(
         self, node: ast.Call, function: ast.FunctionDef, values: list[SilentParser | None], words: dict[str | None, Any]
     ) -> SilentParser | None:
-        """What a function of the script's gives."""
+        """What one of the script's functions returns."""
         inside = list(ast.walk(function))
         plain = not function.decorator_list and function.name not in self.called
         parameters = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
@@ -355,7 +355,7 @@ def _made(call: ast.Call) -> SilentParser:
 
 
 def _keywords(call: ast.Call, bound: set[str]) -> dict[str, Any]:
-    """The keywords of an add_argument that decide what it takes."""
+    """The keywords of an add_argument that decide what it accepts."""
     words = {word.arg: word.value for word in call.keywords}
     if any(name not in ARGUMENT_WORDS for name in words):
         raise NotPlain(f"line {call.lineno}: add_argument with {ast.unparse(call)}")

@@ -1,4 +1,4 @@
-"""What secrets look like. The observer knows it, for it keeps them out of its record: entrypoints/launcher_observer/secret_shapes.py."""
+"""What secrets look like. The observer defines it, to keep them out of its record: entrypoints/launcher_observer/secret_shapes.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A script's settings class, made from its module's syntax tree: nothing of the user's runs."""
+"""A script's settings class, made from its module's syntax tree: no user code runs."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ MODULES: Mapping[str, tuple[types.ModuleType, frozenset[str]]] = {
     "dataclasses": (dataclasses, frozenset({"dataclass", "field"})),
     "math": (math, frozenset(["ceil", "e", "floor", "inf", "isfinite", "isnan", "log2", "pi", "sqrt"])),
 }
-"""What a settings class may use of the standard library."""
+"""What a settings class may use from the standard library."""
 
 KIT_NAMES = {
     "training.settings": ("SettingsError", "limits", "require", "setting"),
     "training.settings.entries": ("variants",),
 }
-"""What it may call of this kit: module -> names."""
+"""What it may call from this kit: module -> names."""
 
 
 class SettingsClasses:
     """Settings classes of one script.
 
-    A module of this kit, or a copy of one without a change, is imported; it is ours. Any other is read.
+    A module of this kit, or an unchanged copy of one, is imported; it is ours. Any other is read.
 
     Args:
         folders: where the script finds its modules, in this order.
@@ -51,10 +51,10 @@ class SettingsClasses:
         self._modules: dict[str, _Module | types.ModuleType] = {}
         self._steps = itertools.count()
         self.unread: list[str] = []
-        """Methods of which something cannot be read: what they require is not checked."""
+        """Methods that cannot be read in full: what they require is not checked."""
 
     def get(self, module: str, name: str) -> Any:
-        """What a module calls `name`. Raises Undefined where the module has no such name, NotPlain where it cannot be read."""
+        """What a module calls `name`. Raises Undefined if the module has no such name, NotPlain if it cannot be read."""
         if module in MODULES:
             own, known = MODULES[module]
             if name in known:
@@ -98,7 +98,7 @@ class SettingsClasses:
 
 
 def module_file(module: str, folders: Sequence[Path]) -> Path | None:
-    """The file that `import module` runs last, where it is in one of the folders; a package goes before a module."""
+    """The file that `import module` runs last, if it is in one of the folders; a package goes before a module."""
     for folder in folders:
         base = folder.joinpath(*module.split("."))
         for file in (base / "__init__.py", base.with_suffix(".py")):
@@ -108,7 +108,7 @@ def module_file(module: str, folders: Sequence[Path]) -> Path | None:
 
 
 class _Module:
-    """A module of the user's: its names, each worked out when it is first needed."""
+    """A user's module: its names, each evaluated when first needed."""
 
     def __init__(self, classes: SettingsClasses, name: str, file: Path, content: bytes, steps: Any):
         self.classes, self.name, self.file = classes, name, file
@@ -124,7 +124,7 @@ class _Module:
                 self._places[defined] = place
 
     def _definitions(self, node: ast.stmt) -> list[tuple[str, Callable[[], Any]]]:
-        """(name, how to work it out) of everything that a statement at the top of the file defines."""
+        """(name, how to evaluate it) for everything that a top-level statement defines."""
         if isinstance(node, ast.ClassDef):
             return [(node.name, functools.partial(_class_of, self, node))]
         if isinstance(node, ast.ImportFrom):
@@ -152,12 +152,12 @@ class _Module:
         raise NotPlain(f"{self.file.name}: {name} cannot be read without running it")
 
     def get(self, name: str) -> Any:
-        """A name's value. Raises Undefined where the module has none, NotPlain where it cannot be read."""
+        """A name's value. Raises Undefined if the module has none, NotPlain if it cannot be read."""
         if name not in self._found:
             if not self._places.keys() & {name, "*", "__getattr__"}:
                 raise Undefined(f"{self.file.name} defines no {name}")
             place = self._places.get(name, functools.partial(self._unknown, name))
-            self._places[name] = functools.partial(self._unknown, name)  # for one that needs itself
+            self._places[name] = functools.partial(self._unknown, name)  # in case it needs itself
             self._found[name] = place()
         return self._found[name]
 
@@ -261,7 +261,7 @@ def field_sentences(node: ast.ClassDef) -> dict[str, str]:
 
 
 def _is_constant(statement: ast.stmt) -> bool:
-    """Whether a statement is a docstring, or another value without a use."""
+    """Whether a statement is a docstring, or another unused value."""
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
@@ -273,7 +273,7 @@ def _annotation(module: _Module, node: ast.expr) -> Any:
 
 
 def _method(module: _Module, owner: list[type], node: ast.FunctionDef) -> dict[str, Any]:
-    """A method that is evaluated when it is called, by its name. Where that cannot be done, the method above it counts.
+    """A method that is evaluated when called, by its name. If that cannot be done, the inherited method counts.
 
     Args:
         owner: holds the class once it is made.

@@ -1,4 +1,4 @@
-"""The students of a job of train_kd.py, or of one that labels for them, by its hyperparameters and in its result."""
+"""The students of a train_kd.py job, or of one that labels for them, in its hyperparameters and its result."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ TRAINS, LABELS, LABELS_PIXELS = "train_kd.py", "label_images.py", "label_pixels.
 
 
 def students(job: Job) -> dict[str, dict[str, Any]]:
-    """What each student of one of this kit's jobs has of its own, by name; {} where the job names none, or names them wrongly."""
+    """Each student's own settings in one of this kit's jobs, by name; {} if the job names none, or names them wrongly."""
     given = job.hyperparameters.get(SETTING) if job.source is None and job.script in (TRAINS, LABELS) else None
     return _entries(given)
 
 
 def results(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """A result.json's entry of each student, by name; {} where it has none: any script may have written it."""
+    """A result.json's entry of each student, by name; {} if it has none: any script may have written it."""
     return _entries(result.get(SETTING))
 
 

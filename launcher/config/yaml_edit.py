@@ -1,4 +1,4 @@
-"""Changes values in a YAML text and leaves all else as it is: comments, order, the style of each section."""
+"""Change values in a YAML text and keep everything else: comments, order, the style of each section."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.config import yaml_file
 def with_values(text: str, values: Mapping[str, Any]) -> str:
     """The text with each dotted key set.
 
-    Where the text has aliases, a value may land where another key has it too: compare what comes out with what was wanted.
+    If the text has aliases, a value may change for another key too: compare the result with what was wanted.
 
     Args:
         text: YAML with a mapping at the top, as `yaml_file.parse` accepts it, or without any value.
@@ -33,7 +33,7 @@ def with_values(text: str, values: Mapping[str, Any]) -> str:
 
 
 def without(text: str, key: str) -> str:
-    """The text without a dotted key, and what stands below it; unchanged where it has none."""
+    """The text without a dotted key and what is below it; unchanged if the key is missing."""
     node: Any = yaml.compose(text, Loader=yaml.SafeLoader)
     *sections, last = key.split(".")
     for section in sections:
@@ -45,7 +45,7 @@ def without(text: str, key: str) -> str:
     if place is None:
         return text
     begin, end = pairs[place][0].start_mark.index, _end(text, pairs[place][1])
-    if node.flow_style:  # with the comma behind it, or else the one before
+    if node.flow_style:  # with the comma after it, or else the one before
         behind = re.compile(r"\s*,\s*").match(text, end)
         if behind:
             end = behind.end()
@@ -85,7 +85,7 @@ def _added(text: str, node: yaml.MappingNode, key: str, value: str) -> str:
 
 
 def _end(text: str, node: yaml.Node) -> int:
-    """Where a value's own text ends: a section's mark lies where the next one begins, behind comments that belong to that one."""
+    """Where a value's own text ends: a section's mark is where the next one begins, after comments that belong to that one."""
     if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
         last = node.value[-1]
         return _end(text, last[1] if isinstance(last, tuple) else last)
@@ -99,7 +99,7 @@ def _nested(path: Sequence[str], value: Any) -> Any:
 
 
 def written(value: Any) -> str:
-    """A value on one line, as YAML reads it, 1.2 as this kit does and 1.1 as editors may; plain words without quotes."""
+    """A value on one line, for YAML 1.2, which this kit reads, and 1.1, which editors may; plain words without quotes."""
     if isinstance(value, str):
         return _text(value)
     if isinstance(value, Mapping):

@@ -42,7 +42,7 @@ for _tag, (_pattern, _first) in _CORE_SCHEMA.items():
 
 
 class _Dumper(yaml.SafeDumper):
-    """PyYAML's safe dumper, which quotes a text that is none by YAML 1.1, and here by 1.2 too: `5e-4`, `08`."""
+    """PyYAML's safe dumper, which quotes text that YAML 1.1, and here also 1.2, reads as something else: `5e-4`, `08`."""
 
 
 for _tag, (_pattern, _first) in _CORE_SCHEMA.items():
@@ -50,7 +50,7 @@ for _tag, (_pattern, _first) in _CORE_SCHEMA.items():
 
 
 def dumped(values: Mapping[str, Any]) -> str:
-    """Values as YAML that `parse`, and a reader of YAML 1.1, gives back as they are."""
+    """Values as YAML that `parse` and a YAML 1.1 reader give back unchanged."""
     text: str = yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
     return text
 
@@ -70,7 +70,7 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _whole_number)
 
 
 MAX_VALUES = 10_000
-"""Keys and values of a config, its aliases written out. Those of configs/ have at most 200, and aliases of aliases can stand for
+"""Most keys and values of a config, with aliases expanded. Those of configs/ have at most 200; aliases of aliases can expand to
 more than any machine reads."""
 
 
@@ -87,7 +87,7 @@ class Config:
     """A config as it was read: its values, and the line of each key."""
 
     source: str
-    """The file's path, or what else messages call it."""
+    """The file's path, or its name in messages."""
     values: dict[str, Any]
     lines: Mapping[str, int] = field(default_factory=dict)
     """Dotted key -> line number, from 1. A key that an override set has none."""
@@ -96,7 +96,7 @@ class Config:
     """Whether the values are those with the `smoke` section applied."""
 
     def where(self, key: str) -> str:
-        """`compute.instance_count (line 7)`, or the bare key where no line is known. What the smoke section gives is named there."""
+        """`compute.instance_count (line 7)`, or the bare key if no line is known. What the smoke section sets is named there."""
         if self.smoke and f"smoke.{key}" in self.lines:
             key = f"smoke.{key}"
         return f"{key} (line {self.lines[key]})" if key in self.lines else key
@@ -113,7 +113,7 @@ def read(path: str | Path) -> Config:
 
 
 def text_of(path: Path) -> str:
-    """The text of a YAML file. Raises UserError where it cannot be read."""
+    """The text of a YAML file. Raises UserError if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -220,7 +220,7 @@ def override(config: Config, overrides: Sequence[str]) -> tuple[Config, list[Iss
 
 
 def as_override(key: str, value: Any) -> str:
-    """The `key=value` text that `override` reads as this value, JSON-ready; a text is quoted where YAML would read something else."""
+    """The `key=value` text that `override` reads as this value, JSON-ready; text that YAML would read otherwise is quoted."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     try:
         if parse(f"value: {text}", key).values["value"] == value:
@@ -240,8 +240,8 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
 
 
 def put(values: dict[str, Any], key: str, value: Any) -> Issue | None:
-    """Set a dotted key in place, making mappings on the way; an Issue where another value is in the way. A number is the place of an item
-    that a list has, from 0 on."""
+    """Set a dotted key in place, making mappings on the way; an Issue if another value is in the way. A number is the index, from 0, of an
+    existing list item."""
     parts, at = key.split("."), cast(Any, values)
     for depth, part in enumerate(parts):
         whole, place = ".".join(parts[:depth]), cast(Any, part)
@@ -265,14 +265,14 @@ def put(values: dict[str, Any], key: str, value: Any) -> Issue | None:
 
 
 def _written_out(value: Any) -> Any:
-    """A value in which no part is shared: what is set behind an alias is set there alone."""
+    """A value in which no part is shared: setting a value behind an alias changes that place alone."""
     if isinstance(value, dict):
         return {key: _written_out(item) for key, item in value.items()}
     return [_written_out(item) for item in value] if isinstance(value, list) else value
 
 
 def _count(node: yaml.Node, counted: dict[int, int]) -> int:
-    """Nodes at and below a node, those behind an alias counted wherever it stands.
+    """Number of nodes at and below a node, counting those behind an alias at each use.
 
     Args:
         counted: the count of each node seen before, by identity, so that every node is visited once.

@@ -1,6 +1,6 @@
-"""SageMaker emulator on this machine, for tests, notebooks and CI: moto, and an executor of training jobs.
+"""SageMaker emulator on this machine, for tests, notebooks and CI: moto plus an executor of training jobs.
 
-`start` makes one that holds what given configs name.
+`start` makes one that holds everything that given configs name.
 """
 
 from launcher.emulator.emulator import Emulator

@@ -1,6 +1,6 @@
-"""Who reaches the emulator: requests that its own keys signed, sent to its own address, and no page of a browser.
+"""Access control of the emulator: requests must be signed with its own keys, sent to its own address, and come from no web page.
 
-botocore computes each signature anew, from the request as it arrived.
+botocore recomputes each signature from the request as it arrived.
 https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html
 """
 
@@ -30,11 +30,11 @@ from launcher.emulator import wire
 NAMES = ("127.0.0.1", "localhost")
 
 MAX_SKEW_SECONDS = 300
-"""How far a signature's time may be from now.
+"""Seconds that a signature's time may differ from now.
 https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-troubleshooting.html"""
 
 UNSIGNED_PAYLOADS = ("UNSIGNED-PAYLOAD", "STREAMING-UNSIGNED-PAYLOAD-TRAILER")
-"""What S3 also takes for a body's hash. https://docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-header-based-auth.html"""
+"""What S3 also accepts as a body's hash. https://docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-header-based-auth.html"""
 
 AUTHORIZATION = re.compile(
     r"AWS4-HMAC-SHA256 Credential=([^/,\s]+)/\d{8}/([^/,\s]+)/([^/,\s]+)/aws4_request, *"
@@ -55,7 +55,7 @@ CODES = {
     "length": ("EntityTooLarge", "RequestEntityTooLarge", "RequestEntityTooLargeException"),
     "chunks": ("IncompleteBody", "MalformedHttpRequest", "MalformedHttpRequestException"),
 }
-"""What is wrong -> the error code of S3, of the Query protocol's services, and of those that speak JSON."""
+"""What is wrong -> the error code of S3, of the Query protocol's services, and of JSON services."""
 
 
 class Refused(Exception):
@@ -75,14 +75,14 @@ class Version4:
     service: str
     """The signing name."""
     headers: list[str]
-    """The signed ones."""
+    """The signed headers."""
     value: str
     stamp: str
     """The time of signing, as 20260131T235959Z."""
     seconds: int
-    """The same, since the epoch."""
+    """The time of signing, since the epoch."""
     valid_seconds: str | None
-    """Of a presigned URL."""
+    """Lifetime of a presigned URL; None for a signed header."""
 
     def computed(self, environ: dict[str, Any], key: Credentials) -> str:
         """The signature that a key gives the request."""
@@ -97,7 +97,7 @@ class Version4:
         return str(signer.signature(signer.string_to_sign(request, signer.canonical_request(request)), request))
 
     def check(self, environ: dict[str, Any]) -> None:
-        """Check what the signature does not say by itself: its time, the body, and that it covers AWS's headers.
+        """Check what the signature itself does not prove: its time, the body, and that it covers AWS's headers.
 
         Raises:
             Refused: one of them is wrong.
@@ -123,7 +123,7 @@ class Version4:
 
 @dataclass(frozen=True)
 class Version2:
-    """The signature of the URLs that boto3 presigns unless told otherwise.
+    """The signature of URLs that boto3 presigns by default.
 
     https://docs.aws.amazon.com/AmazonS3/latest/API/RESTAuthentication.html
     """
@@ -136,7 +136,7 @@ class Version2:
 
     def computed(self, environ: dict[str, Any], key: Credentials) -> str:
         signer = auth.HmacV1QueryAuth(key)
-        signer._get_date = lambda: self.expires  # in the place of a time from now
+        signer._get_date = lambda: self.expires  # instead of a time from now
         names = [
             name for name in environ if name.startswith("HTTP_X_AMZ_") or name in ("CONTENT_TYPE", "HTTP_CONTENT_MD5")
         ]
@@ -144,13 +144,13 @@ class Version2:
         return str(signer.get_signature(request.method, urlsplit(request.url), request.headers))
 
     def check(self, environ: dict[str, Any]) -> None:
-        """Raises Refused where the URL has expired."""
+        """Raises Refused if the URL has expired."""
         if time.time() > int(self.expires):
             raise Refused("expired", "the presigned URL has expired")
 
 
 class Gate:
-    """A WSGI application that passes its keys' requests on to another."""
+    """WSGI middleware that passes on only requests signed with its keys."""
 
     def __init__(self, inside: Any, keys: Sequence[Credentials]):
         self.inside = inside
@@ -164,10 +164,10 @@ class Gate:
         return self.inside(environ, start_response)
 
     def check(self, environ: dict[str, Any]) -> None:
-        """Let a request pass, whose service then stands in its Authorization header.
+        """Let a request pass, and name its service in its Authorization header.
 
         Raises:
-            Refused: it is for another host, comes from a page, is not signed by one of the keys, or is too large.
+            Refused: it is for another host, comes from a web page, is not signed with one of the keys, or is too large.
         """
         port = environ["SERVER_PORT"]
         own = [name if port == "80" else f"{name}:{port}" for name in NAMES]
@@ -182,7 +182,7 @@ class Gate:
         if not hmac.compare_digest(signature.value.encode(), signature.computed(environ, key).encode()):
             raise Refused("signature", f"the request is not signed with this emulator's secret key; {FIX}")
         signature.check(environ)
-        _body(environ)  # also one that is not signed
+        _body(environ)  # even if it is not signed
         scope = f"{key.access_key}/{signature.stamp[:8]}/{signature.region}/{signature.service}/aws4_request"
         environ["HTTP_AUTHORIZATION"] = f"AWS4-HMAC-SHA256 Credential={scope}"  # moto guesses a presigned URL's service
 
@@ -222,7 +222,7 @@ def _request(environ: dict[str, Any], headers: dict[str, str]) -> Any:
 
 
 def _body(environ: dict[str, Any]) -> bytes:
-    """The request's body, whose access key is known by now.
+    """The body of a request whose access key is known by now.
 
     Raises:
         Refused: it is too large or cannot be read.

@@ -18,7 +18,7 @@ ACCOUNT = "123456789012"
 """moto's account, which AWS's documentation uses too."""
 
 SAGEMAKER = "SAGEMAKER"
-"""How the access key of SageMaker itself begins: of the executor's own calls and of the jobs' hosts."""
+"""Prefix of SageMaker's own access key, which the executor and the jobs' hosts use."""
 
 MOUNT_NAME = "fsx"
 """The mount name of every FSx file system here."""
@@ -38,7 +38,7 @@ class FileSystem:
     folder: Path
 
     def resolve(self, directory: str) -> Path | None:
-        """The local folder of a DirectoryPath; None where an FSx path lacks the mount name, or where `..` leaves the root."""
+        """The local folder of a DirectoryPath; None if an FSx path lacks the mount name, or if `..` leaves the root."""
         parts = [part for part in directory.split("/") if part]
         if self.kind == "FSxLustre":
             if parts[:1] != [MOUNT_NAME]:
@@ -79,7 +79,7 @@ def add_security_group(ec2: Any, identifier: str, region: str, open_to_itself: b
     """A security group of the same VPC that allows all outbound traffic to addresses and none inbound.
 
     Args:
-        open_to_itself: all traffic from and to its own members is allowed too.
+        open_to_itself: also allow all traffic from and to its own members.
     """
     vpc = _vpc(ec2)
     made = ec2.create_security_group(GroupName=identifier, Description=identifier, VpcId=vpc)["GroupId"]

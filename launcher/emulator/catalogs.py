@@ -14,7 +14,7 @@ from launcher.emulator.wire import AwsError, Call
 SERVICE = "AmazonSageMaker"
 
 USAGE_REGIONS = {"eu-west-1": "EU", "ap-south-1": "APS3", "ca-central-1": "CAN1"}
-"""Short names in usage types that follow no rule.
+"""Irregular short region names in usage types.
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/aws-usage-report-understand.html"""
 
 ON_DEMAND, HOURLY = "JRTCKXETXF", "6YS6EN2CT7"
@@ -28,7 +28,7 @@ class PriceList:
         self.products: dict[tuple[str, str], dict[str, Any]] = {}
 
     def set(self, instance_type: str, dollars: float, region: str) -> None:
-        """Add or replace a price, in US dollars an instance-hour."""
+        """Add or replace a price, in US dollars per instance-hour."""
         self.products[region, instance_type] = product(instance_type, dollars, region)
 
     def answer(self, call: Call) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class Quotas:
         self.values[region, name] = value
 
     def value(self, name: str, region: str) -> float | None:
-        """A quota; None where it was not set."""
+        """A quota; None if it was not set."""
         return self.values.get((region, name))
 
     def answer(self, call: Call) -> dict[str, Any]:
@@ -158,5 +158,5 @@ def _usage_region(region: str) -> str:
 
 
 def _code(prefix: str, text: str, length: int) -> str:
-    """A code in AWS's form, constant for a text."""
+    """A code in AWS's format, always the same for a text."""
     return prefix + hashlib.sha256(text.encode()).hexdigest()[:length].upper()

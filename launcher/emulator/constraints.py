@@ -26,7 +26,7 @@ def check_shapes(service: str, operation: str, parameters: dict[str, Any]) -> No
 
 
 def check_combination(request: dict[str, Any]) -> None:
-    """Check for values that are valid alone and refused together.
+    """Check for values that are valid alone but refused together.
 
     Raises:
         AwsError: ValidationException.

@@ -28,7 +28,7 @@ _one = threading.Lock()
 
 
 class QuietHandler(MotoRequestHandler):
-    """Prints no line for a request, and refuses an address that is none."""
+    """Logs no requests, and refuses an invalid address."""
 
     def parse_request(self) -> bool:
         if not super().parse_request():
@@ -50,8 +50,8 @@ class QuietHandler(MotoRequestHandler):
 class Emulator:
     """The part of AWS that a training job needs: S3, STS, IAM, EC2, FSx, EFS, CloudWatch Logs, pricing, quotas, SageMaker.
 
-    It runs until `close` or the end of the process. Its jobs' processes end with it. It answers only requests that are signed
-    with its own keys: that of `environment`, and SageMaker's, which its jobs have.
+    It runs until `close` or the end of the process. Its jobs' processes end with it. It answers only requests signed with its own
+    keys: the one in `environment`, and SageMaker's, which its jobs have.
 
     Args:
         folder: holds each host's /opt/ml as <region>/<job>/algo-1/opt/ml.
@@ -104,10 +104,10 @@ class Emulator:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables that direct AWS clients to the emulator, with the key that it made at its start; and no defaults of yours, whose
-        role and bucket are in another account.
+        """Variables that point AWS clients to the emulator, with the key made at its start. They turn off your own defaults, whose role
+        and bucket are in another account.
 
-        Setting them is up to you. Whoever has them can run code as you.
+        You set them yourself. Whoever has them can run code as you.
         """
         return {**self._environment(self._key), defaults.OFF: "off"}
 
@@ -138,10 +138,10 @@ class Emulator:
         account.add_subnet(self._client("ec2", region), identifier, region)
 
     def add_security_group(self, identifier: str, region: str, *, open_to_itself: bool = False) -> None:
-        """A security group with the outbound rule of every new one.
+        """A security group with the outbound rule that every new one has.
 
         Args:
-            open_to_itself: all traffic from and to its own members is allowed too.
+            open_to_itself: also allow all traffic from and to its own members.
         """
         account.add_security_group(self._client("ec2", region), identifier, region, open_to_itself)
 

@@ -1,4 +1,4 @@
-"""SageMaker's part of a training job, from its first instance to its last status, in one thread a job.
+"""SageMaker's part of a training job, from its first instance to its last status, in one thread per job.
 
 Channels of the modes File and FastFile are both downloaded before the script starts; to a script they look the same. A job
 with Pipe mode, a manifest or a container entry point of its own fails. Images are ignored: scripts run with this machine's
@@ -27,10 +27,10 @@ from launcher.emulator.storage import Checkpoints, DownloadFailed, channel_files
 from launcher.emulator.training_job import COMPLETED, FAILED, STOPPED, TrainingJob
 
 INTERRUPTION_SECONDS = 2.0
-"""An interrupted spot job's wait for new instances; AWS takes minutes to hours."""
+"""Seconds that an interrupted spot job waits for new instances; AWS takes minutes to hours."""
 
 LOG_SECONDS, CHECKPOINT_SECONDS = 0.3, 1.0
-"""Seconds between two looks at the logs and at the checkpoints."""
+"""Seconds between two checks of the logs, and of the checkpoints."""
 
 REASON_LENGTH = 1024
 """Characters of the failure file that FailureReason quotes.
@@ -39,10 +39,10 @@ https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-ou
 
 @dataclass(frozen=True)
 class Services:
-    """What an execution uses of the emulator."""
+    """The parts of the emulator that an execution uses."""
 
     environment: Mapping[str, str]
-    """The variables that direct a job's AWS clients to the emulator, with SageMaker's key."""
+    """The variables that point a job's AWS clients to the emulator, with SageMaker's key."""
     client: Callable[[str, str], Any]
     """(service, region) -> SageMaker's own boto3 client."""
     file_systems: dict[str, Any]
@@ -58,7 +58,7 @@ class Closed(Exception):
 
 
 class Execution(threading.Thread):
-    """Carries out one job."""
+    """Runs one job."""
 
     def __init__(self, job: TrainingJob, services: Services):
         super().__init__(name=f"training job {job.name}", daemon=True)
@@ -99,7 +99,7 @@ class Execution(threading.Thread):
         """Start the hosts, fetch the data, train.
 
         Returns:
-            The final secondary status, empty where the instances were taken away; and the FailureReason.
+            The final secondary status, empty if the instances were taken away; and the FailureReason.
 
         Raises:
             JobFailed: the script did not start, so there is nothing to upload.
@@ -180,12 +180,12 @@ class Execution(threading.Thread):
             if self.checkpoints:
                 self.checkpoints.save(last=True)
             self.upload()
-        except Exception as error:  # a bucket that is not there, above all
+        except Exception as error:  # a missing bucket, above all
             outcome, reason = FAILED, f"ClientError: Artifact upload failed:{error}"
         self.job.end(outcome, reason)
 
     def fetch_channels(self) -> None:
-        """Fetch every channel of every host: objects of S3 as files, folders of file systems as links."""
+        """Fetch every channel of every host: S3 objects as files, file systems' folders as links."""
         done: dict[tuple[str, str], Path] = {}
         for host in self.hosts:
             for channel in machines.channels_of(self.job, host):
@@ -204,7 +204,7 @@ class Execution(threading.Thread):
                 done[same] = place
 
     def fetch(self, channel: dict[str, Any], place: Path, part: tuple[int, int]) -> None:
-        """Fetch a part of a channel of S3. `part`: which, from 0, and of how many."""
+        """Fetch a part of an S3 channel. `part`: its index, from 0, and the number of parts."""
         mode = machines.input_mode(self.job, channel)
         source = channel["DataSource"]["S3DataSource"]
         if mode == "Pipe":
@@ -259,7 +259,7 @@ class Execution(threading.Thread):
         ]
 
     def upload(self) -> None:
-        """Upload model.tar.gz and output.tar.gz, or single files where CompressionType is NONE."""
+        """Upload model.tar.gz and output.tar.gz, or single files if CompressionType is NONE."""
         output = self.job.request["OutputDataConfig"]
         compressed = output.get("CompressionType", "GZIP") != "NONE"
         prefix = f"{output['S3OutputPath'].rstrip('/')}/{self.job.name}/output"

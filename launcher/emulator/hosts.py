@@ -87,7 +87,7 @@ def hosts_of(job: TrainingJob) -> list[Host]:
 
 
 def write_tree(job: TrainingJob, host: Host, hosts: list[Host], hyperparameters: dict[str, str]) -> None:
-    """Write a host's /opt/ml without its channels, and remove that of an earlier attempt."""
+    """Write a host's /opt/ml without its channels, and remove an earlier attempt's."""
     shutil.rmtree(host.base, ignore_errors=True)
     for place in ("code", "model", "output/data", "input/data", "input/config", "checkpoints"):
         (host.base / place).mkdir(parents=True)
@@ -150,12 +150,12 @@ def input_mode(job: TrainingJob, channel: dict[str, Any]) -> str:
 
 
 def hyperparameters_here(job: TrainingJob, training: int) -> tuple[dict[str, str], str]:
-    """The job's hyperparameters with a launcher that this machine has, and a line about that for the log.
+    """The job's hyperparameters with a launcher that this machine has, and a log line about it.
 
     Without a number of processes per host, the hosts that train share this machine's GPUs.
 
     Args:
-        training: their number.
+        training: the number of hosts that train.
     """
     here, note = dict(job.hyperparameters), ""
     mpirun = [name for name in LAUNCHERS if here.get(name, "").strip('"').lower() == "true"]

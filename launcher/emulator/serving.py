@@ -201,6 +201,6 @@ def prepare(
 
 
 def _both(config: str | Path) -> list[Job]:
-    """A config's job, and its smoke version, without anybody's defaults: the emulator's account is nobody's."""
+    """A config's job and its smoke version, without anybody's defaults: the emulator's account is nobody's."""
     versions = [False, *([True] if "smoke" in yaml_file.read(config).values else [])]
     return [load(config, smoke=smoke, with_defaults=False) for smoke in versions]

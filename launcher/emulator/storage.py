@@ -124,7 +124,7 @@ class Checkpoints:
 
 
 def files_below(root: Path) -> list[Path]:
-    """The files below a folder, sorted; links are followed, but for those that lead up to a folder in which they lie."""
+    """The files below a folder, sorted; links are followed unless they lead up to a folder that contains them."""
     found = []
     for place, _, names in walk(root):
         found += [Path(place, name) for name in names]
@@ -132,10 +132,10 @@ def files_below(root: Path) -> list[Path]:
 
 
 def save_results(client: Any, roots: list[Path], uri: str, archive: Path | None) -> None:
-    """Upload the files of one folder of all hosts, as an archive or singly. For each name the first host's file counts.
+    """Upload the files of one folder of all hosts, as an archive or singly. For each name the first host's file wins.
 
     Args:
-        roots: that folder of each host.
+        roots: the folder on each host.
         uri: the archive's target, or the prefix of the files.
         archive: where to build the .tar.gz; None: upload single files.
     """

@@ -66,7 +66,7 @@ class TrainingJob:
         self._billed_seconds = 0.0
         self._billed_since: float | None = None
         self._warm_pool_ended: float | None = None
-        """When it was ended before its time."""
+        """When the warm pool was ended early."""
         self.enter("Starting")
 
     @property
@@ -123,7 +123,7 @@ class TrainingJob:
             self.modified = time.time()
 
     def keep_alive(self, seconds: int) -> None:
-        """Change for how many seconds after the job its hosts stay, as UpdateTrainingJob does; 0 ends the warm pool now."""
+        """Change how many seconds the hosts stay after the job, as UpdateTrainingJob does; 0 ends the warm pool now."""
         with self.lock:
             self._warm_pool_ended = time.time() if seconds == 0 else None
             self.request["ResourceConfig"]["KeepAlivePeriodInSeconds"] = seconds
@@ -188,7 +188,7 @@ class TrainingJob:
         }
 
     def _warm_pool(self) -> dict[str, Any]:
-        """The hosts of a job that asks for a warm pool. No other job takes them here."""
+        """WarmPoolStatus of a job that asks for a warm pool. No other job takes its hosts here."""
         if not self.over:
             return {"Status": "InUse"}
         if self.ended is None or self.started is None:

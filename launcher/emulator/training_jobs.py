@@ -22,7 +22,7 @@ LISTED_BY = ("NameContains", "StatusEquals", "SortBy", "SortOrder", "MaxResults"
 
 
 class TrainingJobs:
-    """The account's jobs, and the threads that carry them out."""
+    """The account's jobs, and the threads that run them."""
 
     def __init__(self, folder: Path, services: Services, quotas: Quotas):
         self.folder, self.services, self.quotas = folder, services, quotas
@@ -102,7 +102,7 @@ class TrainingJobs:
         jobs.sort(key=keys[given.get("SortBy", "CreationTime")], reverse=given.get("SortOrder") == "Descending")
         kept = [job for name, job in jobs if given.get("NameContains", "") in name]
         status, first = given.get("StatusEquals"), int(given.get("NextToken", 0))
-        if "MaxResults" not in given:  # with it, SageMaker cuts first
+        if "MaxResults" not in given:  # with it, SageMaker pages before it filters
             kept = [job for job in kept if status in (None, job.status)]
         after = first + given.get("MaxResults", 10)
         more = {"NextToken": str(after)} if after < len(kept) else {}
@@ -140,10 +140,10 @@ class TrainingJobs:
         return job
 
     def find_warm(self, call: Call) -> TrainingJob:
-        """The job that a call names, whose warm pool is Available: only then is its time changed, as train-warm-pools-how-to-use says.
+        """The job that a call names, if its warm pool is Available: only then can its time change, says train-warm-pools-how-to-use.
 
         Raises:
-            AwsError: it is not, in words of our own; or the job does not exist.
+            AwsError: the warm pool is not Available (the message is our own), or the job does not exist.
         """
         job = self.find(call)
         status = job.describe().get("WarmPoolStatus", {}).get("Status")

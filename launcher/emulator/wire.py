@@ -13,11 +13,11 @@ from typing import Any
 from werkzeug.wrappers import Response
 
 SERVICES = {"servicequotas": "service-quotas"}
-"""Signing name -> boto3's name of the service, where the two differ."""
+"""Signing name -> boto3's name of the service, if the two differ."""
 
 
 MAX_BODY = 1 << 30
-"""Bytes of a request at most, as it is held in memory. S3 itself takes 5 GiB at once; boto3 sends large files in parts of 8 MiB.
+"""Largest request body in bytes: it is held in memory. S3 itself takes 5 GiB at once; boto3 sends large files in parts of 8 MiB.
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/upload-objects.html"""
 
 PIECE = 1 << 20
@@ -78,7 +78,7 @@ class Wire:
         return (self.answer(environ) or self.moto)(environ, start_response)
 
     def answer(self, environ: dict[str, Any]) -> Response | None:
-        """Our own answer to a call; None where moto answers."""
+        """Our own answer to a call; None if moto answers."""
         call = recognise(environ, self.moto)
         answer = self.answers.get((call.service, call.operation))
         if answer is None:
@@ -93,7 +93,7 @@ class Wire:
 
 
 def recognise(environ: dict[str, Any], moto: Callable[..., Any]) -> Call:
-    """The call that a WSGI environment holds: its service and region by the signature, its operation by X-Amz-Target."""
+    """The call in a WSGI environment: service and region from the signature, operation from X-Amz-Target."""
     region, signing_name = scope(environ)
     operation = environ.get("HTTP_X_AMZ_TARGET", "").rpartition(".")[2]
     return Call(SERVICES.get(signing_name, signing_name), operation, region, environ, moto)
@@ -115,7 +115,7 @@ def body(environ: dict[str, Any]) -> bytes:
     """The request's body, which is put back for the next reader.
 
     Raises:
-        BodyTooLarge: it is, or says so.
+        BodyTooLarge: the body is too large, or says that it is.
         OSError: its connection broke, or its chunks are malformed.
     """
     stream, length = environ["wsgi.input"], environ.get("CONTENT_LENGTH", "")

@@ -14,7 +14,7 @@ class NotMeasured:
     what: str
     """What it looks for."""
     reason: str
-    """What is missing, and why where that is known."""
+    """What is missing, and why if that is known."""
 
 
 @dataclass(frozen=True)

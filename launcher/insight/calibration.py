@@ -1,4 +1,4 @@
-"""What real runs teach about gains: how far the expected ones were off, and what an image costs by each pipeline. calibration.yaml has
+"""What real runs teach about gains: how far the expected ones were off, and what an image costs in each pipeline. calibration.yaml has
 the figures with their sources."""
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import yaml
 from launcher.insight.ratio import student
 
 CONFIDENCE = 0.90
-"""Of a gain's range: the share of such ranges that hold the speed-up that a fix then brings."""
+"""Share of gain ranges that hold the speed-up that a fix then brings."""
 
 PRIOR = 4
-"""Runs that all kinds together count for beside those of one kind: a kind has few runs, and two that agree say little of its error."""
+"""Runs that all kinds together count as, beside those of one kind: a kind has few runs, and two that agree say little about its error."""
 
 
 @functools.cache
@@ -37,11 +37,11 @@ def errors() -> dict[str, list[float]]:
 
 
 def error(kind: str) -> float:
-    """The factor, either way, that obtained speed-ups of a kind lie within of the expected ones, with CONFIDENCE.
+    """Factor, either way, within which obtained speed-ups of a kind lie around the expected ones, with CONFIDENCE.
 
-    The variance of a kind is that of its runs and, as PRIOR runs more, that of all kinds: a scaled inverse chi-squared prior, whose
+    The variance of a kind pools its runs with that of all kinds, which counts as PRIOR more runs: a scaled inverse chi-squared prior, whose
     predictive distribution is Student's t (Gelman et al., Bayesian Data Analysis, 3rd edition, sections 2.6 and 3.2). That of all kinds
-    is by their median, so that one kind that is far off does not widen all others. Errors are taken around 0: a kind that is always
+    comes from their median, so that one kind that is far off does not widen all others. Errors are taken around 0: a kind that is always
     expected too high has a wider range.
     """
     known = errors()
@@ -53,9 +53,9 @@ def error(kind: str) -> float:
 
 
 def image_cost(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> float | None:
-    """CPU time of an image after a change of settings, over that before; None: no figures of one of the pipelines.
+    """CPU time of an image after a change of settings, over that before; None: no figures for one of the pipelines.
 
-    Rounds of augmentation and decoding work on the whole image, so that its size takes no part in the ratio.
+    Rounds of augmentation and decoding work on the whole image, so the ratio does not depend on its size.
     """
     before, after = (_image_seconds({**settings, **more}) for more in ({}, changes))
     return None if before is None or after is None else after / before

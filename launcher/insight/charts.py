@@ -1,4 +1,4 @@
-"""A run's measurements as the page's charts take them: thinned to what a screen shows, as means over bins of equal time."""
+"""A run's measurements for the page's charts: thinned to what a screen shows, as means over bins of equal time."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from launcher.show import palette
 from launcher.show.text import counted
 
 CELLS = 1_500_000
-"""Of all heat maps together, one byte each: 2 MB of the page as base64."""
+"""Cells of all heat maps together, one byte each: 2 MB of the page as base64."""
 
 MOST_BINS, FEWEST_BINS = 3000, 60
-"""Of a chart's time axis: three for each of its pixels, so that zooming shows more; fewer would hide a minute of an hour."""
+"""Bins of a chart's time axis: three for each of its pixels, so that zooming shows more; fewer would hide a minute of an hour."""
 
 WINDOWS = 60_000
-"""Of all ranks and phases together, one number each."""
+"""Windows of all ranks and phases together, one number each."""
 
 FEWEST_SAMPLES = 2
-"""Of what a chart over time shows: samples of a series, logged windows of a rank."""
+"""Points that a chart over time needs: samples of a series, logged windows of a rank."""
 
 NONE = 255
 """In a heat map: nothing was sampled in this bin."""
@@ -64,7 +64,7 @@ def payload(evidence: Evidence) -> dict[str, Any]:
 
 
 def notes(evidence: Evidence, hosts: list[dict[str, Any]], hosts_left_out: int, ranks_left_out: int) -> list[str]:
-    """How the charts were thinned, and which there are not."""
+    """How the charts were thinned, and which are left out."""
     lines = [evidence.measurements.sampled] if evidence.measurements.sampled else []
     for host in hosts:
         if host["samples"] > host["bins"]:
@@ -220,7 +220,7 @@ def _numbers(values: np.ndarray) -> list[float | None]:
 
 
 def _rank(steps: Steps, began: float, most: int) -> dict[str, Any]:
-    """A rank's logged windows, merged where there are too many."""
+    """A rank's logged windows, merged if there are too many."""
     counts = windows.counts(steps)
     together = -(-len(counts) // most)
     groups = np.arange(len(counts)) // together

@@ -1,4 +1,4 @@
-"""Two runs side by side: what an epoch takes and costs, the phases before and after, and whether a fix did what it promised."""
+"""Two runs side by side: time and cost of an epoch, phases before and after, and whether a fix brought the expected speed-up."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from launcher.show.table import Table
 
 @dataclass(frozen=True)
 class Result:
-    """A row of the result table, which has the columns that KT published."""
+    """A row of the result table, with the columns that KT published."""
 
     source: str
     spec: str
@@ -40,13 +40,13 @@ class Result:
     epochs: float
     hours_per_epoch: float
     reduction_ratio: float | None
-    """Hours an epoch over those of the other run."""
+    """Hours per epoch over those of the last row; None for a single row."""
     device_hours_per_epoch: float
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two diagnosed runs: before and after. `print` shows it, a notebook too; `plot` writes its picture, `save_html` a page.
+    """Two diagnosed runs, before and after. `print` or a notebook shows them; `plot` writes a picture, `save_html` a page.
 
     >>> comparison = launcher.diagnose("quickstart-teacher", "quickstart-teacher")
     >>> comparison.speedup.value, comparison.changed()
@@ -59,7 +59,7 @@ class Comparison:
     after: Diagnosis
 
     def results(self) -> list[Result]:
-        """A row for each timed run of which it is known how long an epoch is; the ratio is to the last."""
+        """A row for each timed run whose epoch length is known; ratios are to the last row."""
         rows = [row for row in (_result(self.before), _result(self.after)) if row is not None]
         if len(rows) < 2:
             return rows
@@ -69,29 +69,29 @@ class Comparison:
 
     @functools.cached_property
     def _common(self) -> tuple[Evidence, Evidence]:
-        """The part of the runs that both did, which is compared."""
+        """The part that both runs did, which is compared."""
         return common(self.before.evidence, self.after.evidence)
 
     @functools.cached_property
     def comparability(self) -> Comparability:
-        """Whether the runs can be compared, by what no change between them can touch."""
+        """Whether the runs are comparable, judged by what no change between them can touch."""
         return comparability(self.before.evidence, self.after.evidence)
 
     @functools.cached_property
     def measured(self) -> Ratio | None:
-        """Images a second after, over before, or steps a second where a batch is not known: of all the training that both did, with first
-        steps and pauses. None where a run was not timed."""
+        """Images per second after, over before (steps per second if a batch size is unknown): over all the training that both did, with
+        first steps and pauses. None if a run was not timed."""
         return speed.measured(self.before.evidence, self.after.evidence)
 
     @functools.cached_property
     def speedup(self) -> Ratio | None:
-        """What the change brought: `measured`, corrected where the machine was slower or busier in one of the runs. None where a run was
-        not timed, or where the two cannot be compared."""
+        """What the change brought: `measured`, corrected if the machine was slower or busier in one of the runs. None if a run was not
+        timed or the two cannot be compared."""
         return None if self.measured is None else self.comparability.speedup(self.measured)
 
     def phases(self) -> list[tuple[str, float | None, float | None]]:
-        """(phase, seconds a step before, after), then the whole step, in the part that both runs did; seconds an image where the batches
-        differ. None where a run lacks the phase."""
+        """(phase, seconds per step before, after), the whole step last, in the part that both runs did; seconds per image if the batch
+        sizes differ. None if a run lacks the phase."""
         tables = []
         for evidence in self._common:
             batch = evidence.settings.get("global_batch_size")
@@ -112,8 +112,8 @@ class Comparison:
         """Where all of the training time goes, in the part that both runs did.
 
         Returns:
-            A unit, seconds per 1,000 images, or per 1,000 steps where a batch is not known; and (part, before, after): the phases of a
-            usual step, what passed beside usual steps under summary.PAUSES, and under "whole" all of it. None where a run was not timed.
+            The unit, seconds per 1,000 images, or per 1,000 steps if a batch size is unknown; and (part, before, after): the phases of a
+            usual step, the time outside usual steps as summary.PAUSES, and all of it as "whole". None if a run was not timed.
         """
         unit, work = work_of_a_step(*self._common)
         tables: list[dict[str, float]] = []
@@ -132,7 +132,7 @@ class Comparison:
 
     @property
     def _unit(self) -> tuple[str, float]:
-        """Of the phases, and its factor from seconds."""
+        """The unit of the phases, and its factor from seconds."""
         return ("µs an image", 1e6) if self._batches_differ else ("ms a step", 1e3)
 
     def kept(self) -> list[Kept]:
@@ -166,7 +166,7 @@ class Comparison:
         }
 
     def tables(self) -> list[tuple[list[str], list[list[str]]]]:
-        """(head, rows) of the result table, the phases, the operators and the settings that differ; without empty ones."""
+        """(head, rows) of the result table, the phases, the operators and the settings that differ; empty ones are left out."""
         results = [
             [
                 *(row.source, row.spec, str(row.devices), f"{row.hours:.4g}", f"{row.epochs:.4g}"),
@@ -202,13 +202,13 @@ class Comparison:
 
     @property
     def too_short(self) -> str:
-        """How short the runs are that say nothing of a speed; "" where both are long enough."""
+        """Lengths of the runs that are too short to give a speed; "" if both are long enough."""
         said = [(run.measurements.source, run.report.too_short) for run in (self.before, self.after)]
         return " and ".join(f"{source} has {length}" for source, length in said if length)
 
     @property
     def _per(self) -> str:
-        """What the speed-up counts, and over how much of it where the runs differ in length."""
+        """What the speed-up counts, and over how much of it if the runs differ in length."""
         unit, each = work_of_a_step(*self._common)
         part, _ = self._common
         done = windows.steps_done(part.ranks[0]) * each[0]
@@ -280,7 +280,7 @@ class Comparison:
 
     @property
     def picture(self) -> Picture:
-        """Both runs' phases and cores as SVG, which a notebook shows as an image; "" where no step was measured."""
+        """Both runs' phases and cores as SVG, which a notebook shows as an image; "" if no step was measured."""
         unit, course = self.course()
         if not course:
             return Picture()
@@ -329,7 +329,7 @@ def _result(run: Diagnosis) -> Result | None:
 
 
 def epochs_done(evidence: Evidence) -> float | None:
-    """Passes over the data in the measured steps; None where the length of one is not known."""
+    """Passes over the data in the measured steps; None if the length of one is unknown."""
     each = epoch_steps(evidence)
     return None if each is None else windows.steps_done(evidence.ranks[0]) / each
 

@@ -16,7 +16,7 @@ COMPUTING = 0.9
 
 
 def run_delay(evidence: Evidence) -> float | None:
-    """Share of the steps in which the training thread was ready to run and had no core: mean over ranks; None: not recorded."""
+    """Share of step time in which the training thread was ready to run and had no core: mean over ranks; None: not recorded."""
     return _share_of_steps(evidence, "run_delay_seconds")
 
 
@@ -31,10 +31,10 @@ def thread_cpu(evidence: Evidence) -> float | None:
 
 
 def lost_to(evidence: Evidence, whom: str) -> float | None:
-    """Share of the steps in which the training thread has no core because others have it: of its wait for one, as much as they and not the
-    rest may cause, and no more than their share of the cores; None: not recorded.
+    """Share of step time in which the training thread has no core because others have it: of its wait for one, the part that they and not
+    the rest may cause, and no more than their share of the cores; None: not recorded.
 
-    The run's other threads count only where there are more than cores: else they have cores of their own without the others.
+    The run's other threads count only if there are more than cores: else, without the others, they have cores of their own.
 
     Args:
         whom: WORKERS, the data's, or PROGRAMS, outside the run.
@@ -49,46 +49,46 @@ def lost_to(evidence: Evidence, whom: str) -> float | None:
 
 
 def peers(evidence: Evidence) -> float:
-    """How much of the training thread's computing on a CPU another thread of the process does beside it, 0 to 1."""
+    """How much another thread of the process computes on a CPU beside the training thread, relative to it, 0 to 1."""
     computing = evidence.ranks_each * (thread_cpu(evidence) or 0.0)
     return 0.0 if evidence.on_gpu or not computing else min(neighbours(evidence).get(THREADS, 0.0) / computing, 1.0)
 
 
 def cost_of_workers(evidence: Evidence) -> float:
-    """Share of the steps that data workers cost by the cores that they take; 0 where it was not recorded.
+    """Share of step time that data workers cost by the cores that they take; 0 if it was not recorded.
 
-    Where an operator runs on two threads, each waits for a core as often as the other, and the training thread for its peer too.
+    If an operator runs on two threads, each waits for a core as often as the other, and the training thread for its peer too.
     """
     return (1 + peers(evidence)) * (lost_to(evidence, WORKERS) or 0.0)
 
 
 def spinning_cores(evidence: Evidence) -> float:
-    """Cores of a host that other threads of the training process hold while its training thread prepares the images, on a job that computes
-    on a GPU; 0 where workers prepare them, or the training thread mostly waits. Whether they work or spin cannot be seen.
+    """Cores of a host that other threads of the training process hold while its training thread prepares the images, in a job that computes
+    on a GPU; 0 if workers prepare them, or the training thread mostly waits. Whether they work or spin cannot be seen.
 
     OpenMP's threads wait for the next operator without giving their core away (GOMP_SPINCOUNT,
     https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html). On an H100 machine a script that decoded one image after the other by
-    itself kept 15 of 16 cores busy so.
+    itself kept 15 of 16 cores busy this way.
     """
     computes = (thread_cpu(evidence) or 0.0) >= COMPUTING
     return neighbours(evidence).get(THREADS, 0.0) if evidence.on_gpu and evidence.workers == 0 and computes else 0.0
 
 
 def oversubscribed(evidence: Evidence) -> bool:
-    """Whether a training process runs more threads of arithmetic than it has cores."""
+    """Whether a training process runs more compute threads than it has cores."""
     threads, each = evidence.facts.get("threads"), evidence.cores_each
     return threads is not None and each is not None and threads > max(1.0, each)
 
 
 def usable_cores(evidence: Evidence) -> float:
-    """Of a host: mean over those that train; at least one was watched."""
+    """Of a host: mean over the training hosts, of which at least one was watched."""
     return float(np.mean([evidence.usable_cores(host) for host in evidence.hosts]))
 
 
 def swing(evidence: Evidence) -> float | None:
-    """How many times as long slow steps (their 90th percentile) take as quick ones (their 10th), on the first rank.
+    """Time of slow steps (90th percentile) over that of quick ones (10th), on the first rank.
 
-    Of a run with few usual steps all but the very first count, as in the log of six that KT published. None: there are fewer.
+    In a run with few usual steps all but the very first count, as in the log of six that KT published. None: fewer than FEW_SAMPLES count.
     """
     if not evidence.ranks:
         return None
@@ -114,7 +114,7 @@ def runnable_per_core(evidence: Evidence) -> float | None:
 
 
 def programs_outside(evidence: Evidence) -> dict[str, float]:
-    """Mean cores of a host that programs outside the run use while steps run, by name, the most first; empty where none was seen."""
+    """Mean cores of a host that programs outside the run use while steps run, by name, the most first; empty if none was seen."""
     used: dict[str, float] = {}
     looks = 0
     for host in evidence.hosts:
@@ -124,7 +124,7 @@ def programs_outside(evidence: Evidence) -> dict[str, float]:
         begin, end = evidence.period
         if not (
             (begin <= total.times) & (total.times <= end)
-        ).any():  # a run that is shorter than the time between two looks
+        ).any():  # the run is shorter than the time between two looks
             begin, end = -np.inf, np.inf
         looks += int(((begin <= total.times) & (total.times <= end)).sum())
         for (kind, name, _), series in host.other.items():
@@ -137,7 +137,7 @@ def programs_outside(evidence: Evidence) -> dict[str, float]:
 
 
 def neighbours(evidence: Evidence) -> dict[str, float]:
-    """Cores of a host that others than its training threads keep busy, by WORKERS, THREADS and PROGRAMS, as far as it was recorded."""
+    """Cores of a host that are busy with anything but its training threads, by WORKERS, THREADS and PROGRAMS, if recorded."""
     found = {}
     if evidence.hosts:
         ranks = evidence.ranks_each
@@ -152,7 +152,7 @@ def neighbours(evidence: Evidence) -> dict[str, float]:
 
 
 def _share_of_steps(evidence: Evidence, name: str) -> float | None:
-    """A number of a step over the step's seconds, slow steps too: mean over the ranks that recorded it."""
+    """A per-step number over the step's seconds, slow steps included: mean over the ranks that recorded it."""
     shares = []
     for steps in evidence.ranks:
         if name not in steps.extra:

@@ -1,6 +1,6 @@
-"""Whether two runs can be compared: what no change between them can touch has to take as long both times.
+"""Whether two runs can be compared: what no change between them can touch must take as long in both.
 
-Such a part is the control. Where it took longer, the machine was slower or busier, and so was the rest of the run.
+That part is the control. If it took longer, the machine was slower or busier, and so was the rest of the run.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from launcher.insight.touches import (
 from launcher.show.text import listed
 
 MOST_CORRECTED = 1.5
-"""Times as long that a control may take, either way, for a speed-up to be corrected by it. A correction takes all of the run to have slowed
-alike; of identical jobs beside other work it left up to a third (docs/results/diagnosis.md), too much where it had more to correct."""
+"""Largest factor, either way, by which a control may differ for a speed-up to be corrected by it. A correction assumes that the whole run
+slowed alike; for identical jobs beside other work it left up to a third (docs/results/diagnosis.md), too much if it had more to correct."""
 
 WAITS = ("data_wait", "buffer_sync")
-"""Phases that wait for something else, and tell nothing of how fast the machine is."""
+"""Phases that wait for something else, and say nothing about the speed of the machine."""
 
 OF_THE_MACHINE = {
     "instance_type": "instance type",
@@ -49,7 +49,7 @@ OF_THE_MACHINE = {
     "world_size": "training processes",
     "training_images": "training images",
 }
-"""Facts that are the same in runs that can be compared."""
+"""Facts that must be the same for runs to be comparable."""
 
 OUTSIDE = ("neighbours", "CoresOutsideTheRun", "")
 """Series of a host: cores that programs outside the run use."""
@@ -60,13 +60,13 @@ class Control:
     """What no change between two runs can touch."""
 
     said: str
-    """How long it took after, over before, in words."""
+    """Its time after over before, in words."""
     times: Ratio
     """The same in numbers; above 1 the machine was slower after."""
 
     @property
     def drifted(self) -> bool:
-        """Whether it changed by more than noise: by more than two runs of one job on shared cores differ."""
+        """Whether it changed by more than noise: more than two runs of one job on shared cores differ."""
         return abs(math.log(self.times.value)) > math.log1p(NOTICEABLE) and (
             self.times.differs or self.times.low is None
         )
@@ -77,7 +77,7 @@ class Comparability:
     """Whether two runs' times can be compared, and how."""
 
     unlike: tuple[str, ...] = ()
-    """What makes them runs of other jobs, or on other machines."""
+    """What makes them runs of other jobs or on other machines."""
     control: Control | None = None
     why_no_control: str = ""
 
@@ -93,7 +93,7 @@ class Comparability:
     def speedup(self, measured: Ratio) -> Ratio | None:
         """The speed-up that the change brought: as it was measured, or corrected by the control; None: the runs cannot be compared.
 
-        The range counts what the control changed by as an error beside that of the windows, whether it is corrected or not.
+        The range adds the control's change as an error to that of the windows, whether it is corrected or not.
         """
         if not self.possible:
             return None
@@ -104,7 +104,7 @@ class Comparability:
 
     @property
     def sentence(self) -> str:
-        """Why not, or what was corrected, or what the control is."""
+        """Why the runs are not comparable, what was corrected, or what the control is."""
         if self.unlike:
             return f"not comparable: {'; '.join(self.unlike)}"
         if self.control is None:
@@ -123,7 +123,7 @@ class Comparability:
 
 
 def comparability(before: Evidence, after: Evidence) -> Comparability:
-    """Whether two runs can be compared, by what differs between them; the control is of the part that both did, as their speed-up is."""
+    """Whether two runs can be compared, by what differs between them; like the speed-up, the control is of the part that both did."""
     before, after = common(before, after)
     touches = changes(before, after)
     unlike = _unlike(before, after, touches)
@@ -142,10 +142,10 @@ def comparability(before: Evidence, after: Evidence) -> Comparability:
 
 
 def changes(before: Evidence, after: Evidence) -> dict[str, Touch]:
-    """What differs between two runs and was recorded of them, settings and CODE, INPUTS, ENVIRONMENT, THREADS, BACKEND and SERVING, with
-    what it can touch.
+    """Recorded differences between two runs, in settings and CODE, INPUTS, ENVIRONMENT, THREADS, BACKEND and SERVING, with what each can
+    touch.
 
-    An argument with the very values of a setting that is known is that setting, not one more.
+    An argument with the same values as a known setting is that setting, not another difference.
     """
     runs = before, after
     settings = {
@@ -165,7 +165,7 @@ def changes(before: Evidence, after: Evidence) -> dict[str, Touch]:
 
 
 def _unlike(before: Evidence, after: Evidence, touches: dict[str, Touch]) -> list[str]:
-    """What makes two runs ones of other jobs or machines, each with its values before and after."""
+    """What makes two runs different jobs or machines, each with its values before and after."""
     pairs = {what: (before.facts.get(name), after.facts.get(name)) for name, what in OF_THE_MACHINE.items()}
     pairs["training hosts"] = before.recorded_hosts, after.recorded_hosts
     pairs["usable cores"] = _cores(before), _cores(after)
@@ -192,7 +192,7 @@ def _dataset(evidence: Evidence) -> str | None:
 
 
 def _of_phases(before: Evidence, after: Evidence, touches: dict[str, Touch]) -> Control | None:
-    """The phases that no change can touch, where they are a good part of the step; the whole step where none of it can be touched."""
+    """The phases that no change can touch, if they are a good part of the step; the whole step if no change can touch any of it."""
     in_steps = {
         name: touch
         for name, touch in touches.items()
@@ -201,7 +201,7 @@ def _of_phases(before: Evidence, after: Evidence, touches: dict[str, Touch]) -> 
     if not in_steps:
         phases = ["step"]
     else:
-        waits = (*WAITS, "backward") if (before.world_size or 1) > 1 else WAITS  # in it ranks wait for a late one
+        waits = (*WAITS, "backward") if (before.world_size or 1) > 1 else WAITS  # in backward, ranks wait for a late one
         if any(run.script is not None and run.script.is_sharded for run in (before, after)):
             waits = (*waits, "forward")
         measured = [
@@ -222,7 +222,7 @@ def _of_phases(before: Evidence, after: Evidence, touches: dict[str, Touch]) -> 
 
 
 def _of_cores(before: Evidence, after: Evidence) -> Control | None:
-    """The cores that programs outside the run left to it, where it had use for all of them."""
+    """The cores that programs outside the run left to it, if it had use for all of them."""
     runs = before, after
     used, cores = [one for run in runs if (one := _outside(run)) is not None], _cores(before)
     if len(used) < 2 or not cores:
@@ -254,14 +254,14 @@ def _apart(evidence: Evidence) -> bool:
 
 def _takes_a_core(evidence: Evidence) -> bool:
     """Whether data workers keep the training thread from its core, or may, though others are free, as in KT's job: every phase that the
-    thread drives is longer then. Where programs outside the run use more cores than workers do, the delay is theirs."""
+    thread drives is then longer. If programs outside the run use more cores than workers do, the delay is theirs."""
     others = neighbours(evidence)
     by_programs = bool(others) and max(others, key=lambda one: others[one]) == PROGRAMS
     return suspected(evidence) or (kept_from_core(evidence) is not None and not by_programs)
 
 
 def _seconds(evidence: Evidence, phases: Sequence[str]) -> Measured:
-    """Seconds a step of some phases together, slow steps too, on the first rank."""
+    """Seconds per step of some phases together, slow steps included, on the first rank."""
     steps = evidence.ranks[0]
     kept = windows.steady(steps)
     counts = windows.counts(steps)[kept]

@@ -1,4 +1,4 @@
-"""A run's measurements read and explained. Numpy is imported when it is asked for, not with the launcher."""
+"""Reads and explains a run's measurements. NumPy is imported only when needed, not with the launcher."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """What the steps of a run say of it; None where that was not measured."""
+    """A run's speed and model, from its steps; None: not measured."""
 
     step_seconds: float | None
     """Of a usual step."""
     images_per_second: float | None
     """In usual steps, over all processes."""
     steps: int
-    """The last one's number."""
+    """Number of the last step."""
     model: str | None
-    """The trained model's class, in a script that was observed."""
+    """The trained model's class, if the script was observed."""
     parameters: int | None
 
 
 def diagnose(source: str) -> Diagnosis:
-    """The diagnosis of a run by its name or folder, or of system metrics in Debugger's format.
+    """The diagnosis of a run, given its name or folder, or of system metrics in Debugger's format.
 
     Raises:
         UserError: nothing was measured there, or numpy is not installed.
@@ -45,7 +45,7 @@ def diagnose(source: str) -> Diagnosis:
 
 
 def with_probe(observed: Measurements, probe: Probe | str) -> Diagnosis:
-    """The diagnosis with what a probe measured, or with why it could not."""
+    """The diagnosis with a probe's measurements, or with why it has none."""
     from launcher.insight.diagnosis import Diagnosis
 
     return Diagnosis(observed, probe)
@@ -64,7 +64,7 @@ def compare(before: str, after: str) -> Comparison:
 
 
 def speed(run: RunFolder) -> Speed | None:
-    """A run's speed by its steps; None where none was recorded, or numpy is not installed."""
+    """A run's speed, from its steps; None if no step was recorded, or numpy is not installed."""
     try:
         from launcher.insight.evidence import Evidence
         from launcher.insight.measurements import read_steps
@@ -89,10 +89,10 @@ def speed(run: RunFolder) -> Speed | None:
 
 @contextmanager
 def numpy_needed(by: str) -> Iterator[None]:
-    """Imports that need numpy, with a UserError where it is missing.
+    """Turn a failed import of numpy into a UserError.
 
     Args:
-        by: what needs it, for people.
+        by: what needs numpy; the error names it.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""A run's measurements explained: the findings and their evidence, for people and for machines."""
+"""The diagnosis of a run: its findings and their evidence, as text, HTML and JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from launcher.insight.rules.table import judge
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What makes a run slow, and the evidence. `print` shows it, a notebook too; `save_html` makes a page with charts.
+    """What makes a run slow, and the evidence. `print` or a notebook shows it; `save_html` writes a page with charts.
 
     >>> diagnosis = launcher.diagnose("quickstart-teacher")
     >>> advice = [(finding.title, str(finding.fixes[0])) for finding in diagnosis.findings]
@@ -41,7 +41,7 @@ class Diagnosis:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """The one that takes most of the training time first; risks last."""
+        """Urgent ones first, then by share of the training time, largest first; risks last."""
         return self.report.findings
 
     @property
@@ -58,7 +58,7 @@ class Diagnosis:
         return page.fragment(self.evidence, self.report)
 
     def save_html(self, file: Path | str) -> Path:
-        """Write one page with charts; it needs no other file and no network."""
+        """Write one self-contained page with charts; it needs no network."""
         path = Path(file)
         title = f"{self.measurements.source}: {self.headline}"
         path.write_text(page.page(title, "", [(self.evidence, self.report)]), encoding="utf-8")
@@ -97,14 +97,14 @@ class Diagnosis:
         }
 
     def _servers_to_dict(self) -> dict[str, Any] | None:
-        """What the hosts that make the images did, in the whole run and while usual steps ran; None: there are none."""
+        """What the hosts that make the images did, in the whole run and during usual steps; None: there are none."""
         counts, usual = servers.happened(self.evidence), servers.served(self.evidence)
         if counts is None:
             return None
         return {**asdict(counts), "usual": None if usual is None else asdict(usual)}
 
     def _script_to_dict(self) -> dict[str, Any] | None:
-        """What the observer saw; None: it is a script of the kit's."""
+        """What the observer saw; None for the kit's own scripts."""
         script = self.measurements.script
         if script is None:
             return None

@@ -17,23 +17,23 @@ histograms without values above 98 %."""
 
 
 class Evidence(HostEvidence):
-    """Derived numbers of one run; None wherever they were not measured.
+    """Derived numbers of one run; None: not measured.
 
-    Shares are of the time of a usual step: without the first steps, rare outliers, stalls between steps, and the start. So are means of
-    hosts' records, as of the use of GPUs and cores. Times `steps_part` they are shares of the training time.
+    Shares are of the time of a usual step: without the first steps, rare outliers, stalls between steps, and the start. Means of hosts'
+    records, such as GPU and core use, are over usual steps too. Multiplied by `steps_part`, they are shares of the training time.
     """
 
     @functools.cached_property
     def slow_steps_too(self) -> Evidence:
-        """The same run with its hosts seen in outliers too, which the numbers of `mean_extra` hold: what keeps a thread from its core may
-        do so in a few steps alone, and for long, as workers that all make their first batches."""
+        """The same run with its hosts' samples in outliers too, which the numbers of `mean_extra` include: what keeps a thread from its
+        core may do so in a few steps only, and for long, such as workers that all make their first batches."""
         return self if self.slow else Evidence(self.measurements, slow=True)
 
     # GPUs
 
     @functools.cached_property
     def all_gpu_means(self) -> dict[str, float]:
-        """Mean utilisation of every GPU of the hosts in usual steps, in percent, by `host gpu`, also of those that the run does not use."""
+        """Mean utilisation in usual steps of every GPU of the hosts, in percent, by `host gpu`, also of those that the run does not use."""
         return {
             f"{host.name} {name}": float(values.mean())
             for host in self.hosts
@@ -43,7 +43,7 @@ class Evidence(HostEvidence):
 
     @functools.cached_property
     def gpu_means(self) -> dict[str, float]:
-        """The same of the run's own GPUs: of a host whose ranks were timed the busiest, one for each rank."""
+        """The same for the run's own GPUs: on a host whose ranks were timed, the busiest ones, one for each rank."""
         if self.facts.get("device") == "cpu":
             return {}
         own: dict[str, float] = {}
@@ -77,14 +77,14 @@ class Evidence(HostEvidence):
 
     @property
     def on_gpu(self) -> bool:
-        # where no device is known, those that were watched
+        # if the device is not known, watched GPUs count
         return self.facts.get("device") == "cuda" or bool(self.gpu_means)
 
     @functools.cached_property
     def loop_share(self) -> float | None:
-        """Share of a step in Python of the loop itself: in no phase, or, where that is more, sampled there in an observed script, whose
-        phase `forward` holds all that happens between a batch's arrival and the backward pass. On a GPU samples do not count: the
-        thread may just wait for it. None where neither is known."""
+        """Share of a step in the loop's own Python: in no phase, or, if that is more, sampled there in an observed script, whose phase
+        `forward` holds all that happens between a batch's arrival and the backward pass. On a GPU samples do not count: the thread may
+        just wait for it. None if neither is known."""
         if self.script is None or self.on_gpu:
             return self.unaccounted
         sampled = self.script.loop_share
@@ -94,7 +94,7 @@ class Evidence(HostEvidence):
 
     @functools.cached_property
     def workers(self) -> int | None:
-        """Data workers that make a training process's images, as they ran; 0 where other hosts make them; None: not known."""
+        """Data workers per training process, as they ran; 0 if other hosts make the images; None: not known."""
         if self.remote:
             return 0
         for value in (self.settings.get("num_workers"), self.facts.get("num_workers")):
@@ -104,27 +104,27 @@ class Evidence(HostEvidence):
 
     @functools.cached_property
     def worker_use(self) -> float | None:
-        """Cores that one data worker keeps busy, 0 to 1; an upper bound where the training process's own part is not known. None where no
-        CPU time was measured."""
+        """Cores that one data worker keeps busy, 0 to 1; an upper bound if the training process's own part is not known. None if no CPU
+        time was measured."""
         seconds = self.mean_extra("worker_cpu_seconds")
         cores = self.cores_used(self.all_cpu if seconds is None else seconds)
         return cores / self.workers if cores is not None and self.workers else None
 
     @functools.cached_property
     def all_cpu(self) -> float | None:
-        """CPU seconds a step of the training process and its workers, as far as theirs were recorded."""
+        """CPU seconds per step of the training process and its workers, the workers' only if recorded."""
         own = self.mean_extra("cpu_seconds")
         return None if own is None else own + (self.mean_extra("worker_cpu_seconds") or 0.0)
 
     @functools.cached_property
     def own_cpu(self) -> float | None:
-        """The same of the training process alone; None where its workers' part was not recorded."""
+        """The same for the training process alone; None if its workers' part was not recorded."""
         theirs = 0.0 if self.workers == 0 else self.mean_extra("worker_cpu_seconds")
         return None if theirs is None else self.mean_extra("cpu_seconds")
 
     @property
     def workers_part(self) -> float | None:
-        """The data workers' share of all CPU time of training; None where it was not recorded."""
+        """The data workers' share of all CPU time of training; None if it was not recorded."""
         own = self.own_cpu
         return 1 - own / self.all_cpu if own is not None and self.workers and self.all_cpu else None
 

@@ -15,54 +15,54 @@ from launcher.insight.ratio import Ratio
 from launcher.insight.script import Address
 
 NOTICEABLE = 0.10
-"""Share of the training time from which something is called a bottleneck: without it the speed-up is 1.11. OpenXLA's profiler calls
-a step moderately input-bound from 5 % and highly from 20 %; below 10 % a fix is lost in a run's noise."""
+"""Share of the training time from which something is a bottleneck: without it the speed-up is 1.11. OpenXLA's profiler calls a step
+moderately input-bound from 5 % and highly input-bound from 20 %; below 10 % a fix is lost in a run's noise."""
 
 MOST_SHARE = 0.999
-"""What a share counts as at most, as the rest of the time is divided by; a damaged measurement may say that a phase takes more than all."""
+"""Cap on a share, since gains divide by the rest of the time; a damaged measurement may say that a phase takes more than all."""
 
 Level = Literal["bottleneck", "risk"]
 
 Scope = Literal["any", "job", "kit"]
-"""Whose runs can follow a fix: any run; one that a config describes; one of this kit's scripts."""
+"""Which runs can apply a fix: any run; one that a config describes; one of this kit's scripts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fix:
-    """One change of a job's config or of a line of the script; or advice, which no setting says."""
+    """One change to a job's config or to a line of the script; or advice that no setting expresses."""
 
     setting: str | None
-    """The config key, such as hyperparameters.num_workers; of a script that is not the kit's what it sets, such as num_workers; None:
-    no setting says it."""
+    """The config key, such as hyperparameters.num_workers; for a user script what the fix sets, such as num_workers; None: no setting
+    expresses it."""
     value: Any
-    """Its new value; where no setting says it, what to do, in words."""
+    """The new value; if `setting` is None, what to do, in words."""
     now: Any = None
     """Its value in this run; None: not known."""
     why: str = ""
     at: Address | None = None
-    """The line that it is about; None: none in particular."""
+    """The line that it is about; None: no particular one."""
     change: str = ""
-    """The setting's change in words, where it is made in the script."""
+    """The change in words, if it is made in the script."""
     scope: Scope = "any"
-    """Of a fix that is no setting."""
+    """For a fix without a setting."""
     key: str | None = None
-    """Of a change in the script: the key of the run's config that the line takes its value from; None: not known."""
+    """For a change in the script: the key of the run's config that sets the line's value; None: not known."""
     also: Mapping[str, Any] = field(default_factory=dict)
-    """Further keys of the config that change with it, with their values."""
+    """Further config keys that change with it, and their values."""
     first: tuple[str, ...] = ()
-    """Words of the command that has to come before, because it makes what the keys name."""
+    """Words of the command to run first, because it creates what the keys name."""
     run: str | None = None
-    """The run that `launcher replay` runs again with other keys; None: there is none."""
+    """The run that `launcher replay` repeats with other keys; None: there is none."""
 
     @property
     def keys(self) -> dict[str, Any]:
-        """The keys of the run's config that apply it, with their values."""
+        """The keys of the run's config that apply the fix, with their values."""
         key = self.key if self.change else self.setting
         return {**({} if key is None else {key: self.value}), **self.also}
 
     @property
     def command(self) -> str | None:
-        """What applies it: the run again, with the change, ready to paste into a shell. None: no command does."""
+        """The shell command that runs the job again with the fix, ready to paste. None: no command applies it."""
         if self.run is None or not self.keys:
             return None
         again = shlex.join(("launcher", "replay", self.run))
@@ -70,12 +70,12 @@ class Fix:
 
     @property
     def overrides(self) -> str:
-        """The keys that apply it as a command's `key=value`, quoted for a shell; "" where no key does."""
+        """The keys that apply the fix as a command's `key=value`, quoted for a shell; "" if there are none."""
         return shlex.join(as_override(key, value) for key, value in self.keys.items())
 
     @property
     def label(self) -> str:
-        """`fix`, or `advice` where neither a setting nor a command says it."""
+        """`fix`, or `advice` if neither a setting nor a command expresses it."""
         return "advice" if self.setting is None and self.command is None else "fix"
 
     def set_to(self, value: Any, why: str) -> Fix:
@@ -85,7 +85,7 @@ class Fix:
 
     @property
     def reason(self) -> str:
-        """The setting's value in this run, and why it is to change."""
+        """The setting's value in this run, and why to change it."""
         return ": ".join(
             [*([] if self.now is None else [f"now {written(self.now)}"]), *([self.why] if self.why else [])]
         )
@@ -106,14 +106,14 @@ class Fix:
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """The speed-up of training that a fix can bring. `launcher/insight/gains.py` makes it."""
+    """The training speed-up that a fix can bring. `launcher/insight/gains.py` makes it."""
 
     share: float
-    """Of the training time that the fix can touch, 0 to 1."""
+    """Share of the training time that the fix can touch, 0 to 1."""
     formula: str
-    """How `expected` is computed, with its numbers; without it, how the bound is, or why there is no more than that."""
+    """How `expected` is computed, with its numbers; without it, how the bound is, or why only the bound is known."""
     expected: Ratio | None = None
-    """Speed-up, with the range that holds what the fix brings with CONFIDENCE; None: only the bound is known."""
+    """Speed-up, with the range that holds the obtained one with CONFIDENCE; None: only the bound is known."""
 
     def __post_init__(self) -> None:
         assert 0 <= self.share <= 1 and (self.expected is None or self.expected.value >= 1)
@@ -150,23 +150,23 @@ class Finding:
     title: str
     """For people, one sentence."""
     share: float | None
-    """Of the training time that it takes, 0 to 1; None: a risk that takes no time yet."""
+    """Share of the training time that it takes, 0 to 1; None: a risk that takes no time yet."""
     evidence: tuple[str, ...]
     """Numbers, with their units."""
     cause: str
     fixes: tuple[Fix, ...]
-    """The one to try first comes first."""
+    """In the order in which to try them."""
     gain: Gain | None = None
-    """Of the first fix; None: it is not about speed."""
+    """Of the first fix; None: not about speed."""
     level: Level = "bottleneck"
     urgent: bool = False
-    """Whether a risk would end the run soon, and so comes before what only makes it slow."""
+    """Whether a risk would end the run soon, and so ranks above what only slows it."""
     rank: int | None = None
     """The process that it is about; None: all of them."""
     experiment: str | None = None
-    """Where it is a suspicion: what settles it. None: the evidence does."""
+    """For a suspicion: the experiment that settles it. None: the evidence does."""
     probe: str | None = None
-    """What a probe says of it, starting with confirmed or refuted; None: there was no probe, or it cannot tell."""
+    """What a probe says about it, starting with confirmed or refuted; None: no probe ran, or it cannot tell."""
 
     @property
     def at(self) -> Address | None:
@@ -185,7 +185,7 @@ class Finding:
 
 
 def written(value: Any) -> str:
-    """A setting's value as a config takes it."""
+    """A setting's value as written in a config."""
     return json.dumps(value) if isinstance(value, (bool, Mapping, list, type(None))) else str(value)
 
 

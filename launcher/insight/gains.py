@@ -1,4 +1,4 @@
-"""The gain of a fix: a point by a model of the step, and the range that what the fix brings lies in."""
+"""The gain of a fix: a point estimate from a model of the step, and a range that should hold the obtained gain."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ def bounded(share: float, formula: str = "") -> Gain:
     """A gain of which only the bound is known.
 
     Args:
-        formula: of the bound, or why there is no more than that; "": the bound's own.
+        formula: of the bound, or why only the bound is known; "": the bound's own.
     """
     share = min(max(share, 0.0), 1.0)
     return Gain(share=share, formula=formula or f"1 / (1 - {share:.2f})")
 
 
 def of_other_fixes(finding: Finding) -> Gain:
-    """The gain of a finding whose first fix, which the rule's is of, the run has already."""
+    """The gain of a finding if the run already has its first fix, which the rule's gain is for."""
     share = finding.share or 0.0
     return bounded(share, f"1 / (1 - {share:.2f}); how much of it the fixes that are left save is not known")
 
@@ -28,14 +28,14 @@ def of_other_fixes(finding: Finding) -> Gain:
 def estimated(evidence: Evidence, kind: str, share: float, left: float, formula: str, unsure: float = 1.0) -> Gain:
     """A gain with a point estimate.
 
-    Its range is a prediction: it counts the spread of the logged windows, in this run and in one as long after the fix; how far the
+    Its range is a prediction: it counts the spread of the logged windows, in this run and in an equally long one after the fix; how far the
     estimates of this kind were off in real runs; and what the estimate itself leaves open. All are independent.
 
     Args:
         kind: of the finding.
         share: of the training time that the fix can touch.
         left: training time after the fix, over that before.
-        unsure: the factor, either way, by which `left` may be another.
+        unsure: the factor, either way, by which `left` may be off.
     """
     share = min(max(share, 0.0), 1.0)
     bound = 1 / (1 - min(share, MOST_SHARE))
@@ -52,14 +52,14 @@ def estimated(evidence: Evidence, kind: str, share: float, left: float, formula:
 def step_left(
     evidence: Evidence, own: float, *, images: float = 1.0, own_cpu: float | None = None
 ) -> tuple[float, str]:
-    """What a usual step takes after a change, over what it takes, and why: the slowest of the training process, its data workers and the
-    cores. It is the utilisation law (Denning and Buzen 1978, https://doi.org/10.1145/356733.356735), as in Plumber
+    """Time of a usual step after a change, over its time now, and why: the slowest of the training process, its data workers and the
+    cores. This is the utilisation law (Denning and Buzen 1978, https://doi.org/10.1145/356733.356735), as in Plumber
     (https://arxiv.org/abs/2111.04131).
 
     Args:
         own: share of the step in which the training process itself works after the change.
-        images: CPU time of an image after it, over that before.
-        own_cpu: the same of the training process. None: it is not known, and the cores are no limit.
+        images: CPU time of an image after the change, over that before.
+        own_cpu: the same for the training process. None: it is not known, and the cores are no limit.
     """
     limits = {"the training process": own}
     step, cores, workers = evidence.steady_step_seconds, evidence.cores_each, evidence.workers
@@ -73,10 +73,10 @@ def step_left(
 
 
 def in_steps(evidence: Evidence, *, evaluations: bool = False) -> float:
-    """Share of the training time in steps, the first and the slow ones too, and where epochs begin: all of it but pauses.
+    """Share of the training time in steps, including the first and slow ones, and in epoch starts: all of it but pauses.
 
     Args:
-        evaluations: they count too, for what touches them as it does steps.
+        evaluations: whether they count too, for what touches them as it does steps.
     """
     whole = evidence.training_seconds
     kinds = {stall.kind for stall in evidence.measurements.stalls if not (evaluations and stall.kind == "evaluate")}
@@ -85,7 +85,7 @@ def in_steps(evidence: Evidence, *, evaluations: bool = False) -> float:
 
 
 def compiling(evidence: Evidence) -> str:
-    """What is to be said of a gain by compiling: it costs time once, which counts over the job's own length."""
+    """What to say about a gain from compiling: it costs time once, which counts over the job's own length."""
     steps, seconds = job_steps(evidence), evidence.step_seconds
     if not steps or not seconds:
         return "how much compiling saves is not known before, nor is the job's length, over which its time at the start counts"

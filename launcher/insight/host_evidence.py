@@ -16,7 +16,7 @@ FEW_SAMPLES = 5
 
 
 class HostEvidence(StepEvidence):
-    """What hosts show while usual steps run, as shares of a step are of those; None wherever it was not measured.
+    """Metrics of hosts while usual steps run, as shares of a step are of those; None: not measured.
 
     Args:
         slow: while outliers run, too.
@@ -33,7 +33,7 @@ class HostEvidence(StepEvidence):
 
     @functools.cached_property
     def period(self) -> tuple[float, float]:
-        """Unix seconds between which the steps ran; everything where no step was measured."""
+        """Unix seconds between which the steps ran; everything if no step was measured."""
         began = [
             s.ended[0] - s.seconds["step"][0] * windows.counts(s)[0] for s in self.ranks if np.isfinite(s.ended).all()
         ]
@@ -42,23 +42,23 @@ class HostEvidence(StepEvidence):
         return float(min(began)), float(max(steps.ended[-1] for steps in self.ranks))
 
     def while_stepping(self, series: Series) -> Series:
-        """A record from the first step's begin to the last one's end, pauses too: what grows, grows through them."""
+        """A record from the start of the first step to the end of the last, pauses included: what grows, grows through them."""
         begin, end = self.period
         inside = (begin <= series.times) & (series.times <= end)
         return Series(series.times[inside], series.values[inside])
 
     @functools.cached_property
     def _at_work(self) -> tuple[float, float]:
-        """Unix seconds of the first and of the last sample in which a GPU computed: before, a run without timed steps installs, lists and
-        compiles. All of its time where none did."""
+        """Unix seconds of the first and the last sample in which a GPU computed: before, a run without timed steps installs, lists and
+        compiles. All of its time if none did."""
         gpus = [series for host in self.training_hosts for series in host.gpus.values()]
         times = np.concatenate([series.times[series.values > 0] for series in gpus] or [np.zeros(0)])
         return (float(times.min()), float(times.max())) if len(times) else (-np.inf, np.inf)
 
     @functools.cached_property
     def _judged(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """((n,), (n,)) Unix seconds at which the usual windows begin and end, then the same of all steady ones, outliers too, on the first
-        rank whose clock is known, as all step together. Where no step was timed, the time in which GPUs computed, then the whole time."""
+        """((n,), (n,)) Unix seconds at which the usual windows begin and end, then the same for all steady ones, outliers included, on the
+        first rank whose clock is known, as all step together. If no step was timed: the time in which GPUs computed, then all of it."""
         steps = next((steps for steps in self.ranks if np.isfinite(steps.ended).all()), None)
         if steps is None:
             return [(np.array([one]), np.array([other])) for one, other in (self._at_work, (-np.inf, np.inf))]
@@ -68,8 +68,8 @@ class HostEvidence(StepEvidence):
 
     def in_judged_steps(self, times: np.ndarray) -> np.ndarray:
         """(n,) which Unix seconds lie in usual steps: not in the first ones, which compile, nor in outliers, nor in pauses, which a window
-        may hold. Where these are fewer than FEW_SAMPLES, those in outliers too: a short run may hardly have other steps, as where all of
-        many workers begin anew. None where those are as few: the samples of its start instead would show an idle device."""
+        may hold. If these are fewer than FEW_SAMPLES, outliers count too: a short run may have hardly any other steps, as when many
+        workers all restart. None if there are still as few: the samples of its start would instead show an idle device."""
         stalls = self.measurements.stalls if self.ranks else []
         paused_at, seconds = (np.array([getattr(stall, name) for stall in stalls]) for name in ("began", "seconds"))
         paused = windows.within(times, paused_at, paused_at + seconds)
@@ -80,18 +80,18 @@ class HostEvidence(StepEvidence):
         return np.zeros(len(times), bool)
 
     def sampled(self, series: Series) -> np.ndarray:
-        """The values of a series by which a run is judged: in usual steps; none where they were sampled too rarely."""
+        """The values of a series by which a run is judged: those in usual steps; none if they were sampled too rarely."""
         values: np.ndarray = series.values[self.in_judged_steps(series.times)]
         return values
 
     def during(self, series: Series) -> np.ndarray:
-        """The same, or all values where that is none: for what a run is not judged by, or what does not depend on it, as other programs."""
+        """The same, or all values if there are none: for what does not judge a run, or what it does not affect, such as other programs."""
         values = self.sampled(series)
         return values if len(values) else series.values
 
     @functools.cached_property
     def training_hosts(self) -> tuple[Host, ...]:
-        """The hosts without those of other instance groups that serve them and take no step."""
+        """The hosts that train, without those of other instance groups, which serve them and take no step."""
         stepping = {steps.host for steps in self.ranks}
         without_steps = {*self.measurements.hosts} if self.remote and stepping else set()
         serving = {*self.facts.get("serving_hosts", without_steps)} - stepping
@@ -99,7 +99,7 @@ class HostEvidence(StepEvidence):
 
     @functools.cached_property
     def serving_hosts(self) -> tuple[Host, ...]:
-        """The others, as far as they were watched."""
+        """The other hosts, if they were watched."""
         training = {host.name for host in self.training_hosts}
         return tuple(host for name, host in self.measurements.hosts.items() if name not in training)
 
@@ -110,18 +110,18 @@ class HostEvidence(StepEvidence):
 
     @property
     def recorded_hosts(self) -> int | None:
-        """How many hosts train, by the run's plan; None: there is none."""
+        """Number of hosts that train, by the run's plan; None: there is none."""
         known = self.facts.get("hosts")
         return known - len(self.facts.get("serving_hosts", ())) if isinstance(known, int) else None
 
     @functools.cached_property
     def ranks_each(self) -> float:
-        """Training processes of a host: all hosts that train count, not only those whose record came back."""
+        """Training processes per host: all hosts that train count, not only those whose record came back."""
         known = self.recorded_hosts or len({steps.host for steps in self.ranks})
         return (self.world_size or 1) / max(known, len(self.hosts), 1)
 
     def usable_cores(self, host: Host) -> float:
-        """Cores that the processes may use: by affinity and quota where known, else all that there are."""
+        """Cores that the processes may use: by affinity and quota if known, else all that there are."""
         return float(host.usable_cores or len(host.cores) or 1)
 
     @functools.cached_property
@@ -150,7 +150,7 @@ class HostEvidence(StepEvidence):
         return bool(self._watched)
 
     def busy_cores(self, host: Host) -> np.ndarray:
-        """(n,) cores in use at each sample; (0,) where they were not watched."""
+        """(n,) cores in use at each sample; (0,) if they were not watched."""
         table = self._core_tables.get(host.name)
         return np.zeros(0) if table is None else table.sum(axis=0) / 100
 
@@ -218,12 +218,12 @@ class HostEvidence(StepEvidence):
 
     @functools.cached_property
     def cores_each(self) -> float | None:
-        """Usable cores of a training process: the host's over its processes, on the host that has fewest."""
+        """Usable cores per training process: the host's over its processes, on the host that has fewest."""
         each = [
             self.usable_cores(host) / self.local_ranks(host) for host in self.hosts if host.cores or host.usable_cores
         ]
         return min(each) if each else None
 
     def local_ranks(self, host: Host) -> int:
-        """Training processes on a host: its ranks, else one a GPU, else one."""
+        """Training processes on a host: its ranks, else one per GPU, else one."""
         return sum(steps.host == host.name for steps in self.ranks) or len(host.gpus) or 1

@@ -1,4 +1,4 @@
-"""Fixes that a second run applied: the speed-up that was expected of them, and the one that was obtained."""
+"""Fixes that a second run applied: the speed-up that was expected, and the one obtained."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Kept:
     after: Any
     advised: Any
     gain: Gain
-    """As it was expected."""
+    """The expected one."""
     obtained: Ratio | None
     """None: the runs cannot be compared."""
     beside: tuple[str, ...]
@@ -62,7 +62,7 @@ def inside(gain: Gain, obtained: Ratio) -> bool | None:
 
 
 def fixes_kept(findings: Sequence[Finding], before: Evidence, after: Evidence, obtained: Ratio | None) -> list[Kept]:
-    """The first fix of each finding of a run, where another run applied it.
+    """The first fix of each finding of a run, if another run applied it.
 
     Args:
         findings: of the run before.
@@ -85,7 +85,7 @@ def fixes_kept(findings: Sequence[Finding], before: Evidence, after: Evidence, o
 
 
 def _counted(run: Evidence, key: str) -> dict[str, int]:
-    """The number of a run's serving hosts under the config's key, where that is this key; else nothing."""
+    """The count of a run's serving hosts under the config's key, if this key sets one; else nothing."""
     groups = run.facts.get(SERVING) or ()
     counts = {f"compute.instance_groups.{one['index']}.instance_count": one["instance_count"] for one in groups}
     return {key: counts[key]} if key in counts else {}
@@ -101,10 +101,10 @@ def _is_towards(before: Any, after: Any, advised: Any) -> bool:
 
 
 def apart(before: Any, after: Any) -> tuple[str, str]:
-    """Two values of a setting, each as `short` has it, but so that one sees where they differ."""
+    """Two values of a setting, each shortened as by `short`, but so that their difference shows."""
     return shortened_apart(written(before), written(after), LONGEST)
 
 
 def short(value: Any) -> str:
-    """A setting's value as a config takes it, cut where it is long."""
+    """A setting's value as written in a config, shortened if it is long."""
     return shortened(written(value), LONGEST)

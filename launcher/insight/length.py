@@ -18,13 +18,13 @@ ENOUGH_STEPS, ENOUGH_SECONDS = 10, 10.0
 the mean of ten is known to 0.33 / sqrt(10) = 0.10, what is NOTICEABLE. Seconds count too: a long step is itself a mean of much work."""
 
 FEWEST_SECONDS = 1.0
-"""Of usual steps, however many they are: a single hiccup of a machine, a tenth of a second, would be NOTICEABLE."""
+"""Of usual steps, however many they are: in less, a single hiccup of a machine, a tenth of a second, would be NOTICEABLE."""
 
 
 def too_short(evidence: Evidence) -> str | None:
-    """How short a run was, as in `3 steps in 0.2 s`; None where shares of its time can be judged.
+    """How short a run was, as in `3 steps in 0.2 s`; None if shares of its time can be judged.
 
-    Usual steps do not begin before memory is allocated and kernels are chosen (`windows.WARM_UP_STEPS`). Where steps were not timed,
+    Usual steps do not begin before memory is allocated and kernels are chosen (`windows.WARM_UP_STEPS`). If steps were not timed,
     the samples of the hosts count.
     """
     if not evidence.ranks:
@@ -44,11 +44,11 @@ def too_short(evidence: Evidence) -> str | None:
 
 
 def epoch_steps(evidence: Evidence) -> float | None:
-    """Steps of an epoch; None: not known, as where the run did not come to the end of one.
+    """Steps per epoch; None: not known, such as when the run did not reach the end of one.
 
-    They follow from the number of training images where it is known. The observer records them where the script's loader has a length.
-    Else they follow from the logged steps: step s of epoch e says that an epoch has at least s / e of them, and an epoch's last step says
-    exactly that. A part of the first epoch says nothing of the whole.
+    They follow from the number of training images if it is known. The observer records them if the script's loader has a length.
+    Else they follow from the logged steps: step s of epoch e shows that an epoch has at least s / e of them, and an epoch's last step
+    gives the exact number. A part of the first epoch says nothing about the whole.
     """
     if not evidence.ranks:
         return None
@@ -75,7 +75,7 @@ def job_steps(evidence: Evidence) -> float | None:
 
 
 def work_of_a_step(before: Evidence, after: Evidence) -> tuple[str, tuple[int, int]]:
-    """What the work of two runs is counted in, and how much of it a step of each does: images, or steps where a batch is not known."""
+    """The unit in which the work of two runs is counted, and how much of it a step of each does: images, or steps if a batch is unknown."""
     first, second = (run.settings.get("global_batch_size") for run in (before, after))
     return ("images", (first, second)) if isinstance(first, int) and isinstance(second, int) else ("steps", (1, 1))
 
@@ -83,7 +83,7 @@ def work_of_a_step(before: Evidence, after: Evidence) -> tuple[str, tuple[int, i
 def common(before: Evidence, after: Evidence) -> tuple[Evidence, Evidence]:
     """The part of two runs that both did, by `work_of_a_step`: runs of the same length as they are, else the first steps of each.
 
-    A run pays for its first steps once, however long it is, and a longer one comes to evaluations and starts of epochs that a shorter one
+    A run pays for its first steps once, however long it is, and a longer one reaches evaluations and starts of epochs that a shorter one
     does not: over the whole of both, their lengths alone would look like a speed-up. For the same reason pauses after the last common
     step count in neither: the end of a job brings an evaluation and a checkpoint.
     """
@@ -105,7 +105,7 @@ def _first_steps(evidence: Evidence, count: int) -> Evidence:
 
 
 def _first_windows(steps: Steps, count: int) -> Steps:
-    """One rank's windows of its first steps. Of the window in which these end, a part counts, as if all of its steps had taken as long."""
+    """One rank's windows of its first steps. The window in which these end counts in part, as if all of its steps took equally long."""
     counts = windows.counts(steps)
     last = steps.step[0] - counts[0] + count
     number = min(int(np.searchsorted(steps.step, last)) + 1, len(steps.step))

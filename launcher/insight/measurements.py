@@ -1,6 +1,6 @@
-"""What was measured of a run, as arrays: read from a run's folder, a profiler-output folder, or a prefix in S3.
+"""A run's measurements as arrays, read from its folder, a profiler-output folder, or an S3 prefix.
 
-SageMaker's own files and those of this kit's monitor have one format. Times are Unix seconds.
+SageMaker's own files and those of this kit's monitor share one format. Times are Unix seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from launcher.record import records
 from launcher.record.records import RunFolder
 
 MAX_BYTES = 2**30
-"""The most that is read of the files of system metrics: about 9 million samples, which take half a minute and 400 MB of memory."""
+"""Most bytes of system metrics that are read: about 9 million samples, which take half a minute and 400 MB of memory."""
 
 
 @dataclass(frozen=True)
@@ -31,24 +31,24 @@ class Series:
     """One number over time."""
 
     times: np.ndarray
-    """(n,) Unix seconds, rising; with gaps between minutes where a record was thinned."""
+    """(n,) Unix seconds, increasing; with gaps between minutes if the record was thinned."""
     values: np.ndarray
     """(n,)"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """The system metrics of one host. Percentages are of the time since the sample before."""
+    """The system metrics of one host. Percentages are of the time since the previous sample."""
 
     name: str
     """algo-1 …"""
     cores: Mapping[str, Series] = field(default_factory=dict)
-    """cpu0 … -> percent of time not idle. SageMaker's agent counts the wait for a disk as well: subtract `io_wait` for
-    the time of computing."""
+    """cpu0 … -> percent of time not idle. SageMaker's agent counts waits for disks as well: subtract `io_wait` for the
+    time of computing."""
     io_wait: Mapping[str, Series] = field(default_factory=dict)
     """cpu0 … -> percent of time in which the core had nothing to do but wait for a disk."""
     memory: Series | None = None
-    """Percent used of the machine's memory, or of the container's where that is less."""
+    """Percent used of the machine's memory, or of the container's if that is less."""
     gpus: Mapping[str, Series] = field(default_factory=dict)
     """gpu0 … -> percent of time in which some kernel ran on it."""
     gpu_memory: Mapping[str, Series] = field(default_factory=dict)
@@ -60,9 +60,9 @@ class Host:
     throttled: Series | None = None
     """Percent of the cgroup quota's periods in which it throttled processes."""
     usable_cores: float | None = None
-    """By affinity and quota, the least over the record."""
+    """By affinity and quota; the minimum over the record."""
     memory_limit_bytes: int | None = None
-    """Of the container, where it has less than the machine."""
+    """Of the container, if it has less than the machine."""
     other: Mapping[tuple[str, str, str], Series] = field(default_factory=dict)
     """(Type, Name, Dimension) -> everything else that was sampled."""
 
@@ -80,18 +80,17 @@ class Steps:
     ended: np.ndarray
     """(n,) Unix seconds."""
     seconds: Mapping[str, np.ndarray]
-    """Phase -> (n,) mean seconds a step; nan where a window has no such phase. `step` is the whole of it, `grad_sync` a part of
+    """Phase -> (n,) mean seconds per step; nan if a window lacks the phase. `step` is the whole step, `grad_sync` a part of
     `backward`."""
     extra: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """Name -> (n,): steps (of the window), slowest_step (seconds), images_per_second, memory_gib, cpu_seconds (a step, of the
-    training process with all its threads), worker_cpu_seconds (a step, of its worker processes together), epoch_steps (of the epoch under
-    way, of an observed script whose loader has a length) …"""
+    """Name -> (n,): steps (of the window), slowest_step (seconds), images_per_second, memory_gib, cpu_seconds (per step, of the
+    training process with all its threads), worker_cpu_seconds (per step, of all its worker processes), epoch_steps (of the current
+    epoch, for an observed script whose loader has a length) …"""
     servers: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """Where other hosts make the images, name -> (n,): servers and threads (live ones that this rank asks), part (which
-    that is of all servers' threads), and of the window, not of a step: images and
-    megabytes (received from servers), alone (images made here), server_seconds (of one server thread), teacher_seconds (of these, the
-    teacher's), waited_seconds (from asking for a part of a batch to having it, over all parts), receiving_seconds (of the thread that
-    receives), failures, late."""
+    """If other hosts make the images, name -> (n,): servers and threads (live ones that this rank asks), part (the share of all servers'
+    threads that these are), and per window, not per step: images and megabytes (received from servers), alone (images made here),
+    server_seconds (of one server thread), teacher_seconds (of these, the teacher's), waited_seconds (from asking for a part of a batch
+    to having it, over all parts), receiving_seconds (of the receiving thread), failures, late."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,36 +115,36 @@ class Measurements:
     ranks: tuple[Steps, ...] = ()
     stalls: tuple[Stall, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """The script's settings, as it ran; of a script that is not the kit's, as the observer saw them."""
+    """The script's settings, as it ran; for a user script, as the observer saw them."""
     script: Script | None = None
-    """A script that is not the kit's; None: one of the kit's, which measures itself."""
+    """A user script; None: one of the kit's, which measures itself."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What else is known: result.json's values; world_size, device, device_name, compute_capability, backend, torch, threads,
-    instance_type, seconds_to_first_step (of the slowest rank, from its process's start), parts_to_first_step (of the same, by the names of
-    training/runtime/metrics.py) and num_workers (of each process, as they ran); of a run
-    also state, hosts, serving_hosts (the names of those outside the training groups), serving_groups (index among the config's, type and
-    count of each group of those), training_group (the index of the first that trains), one_machine (whether all hosts share one),
-    started_by, code (a checksum of its source package, or of its commit and changes) and inputs (the config's)."""
+    instance_type, seconds_to_first_step (of the slowest rank, from its process's start), parts_to_first_step (of the same, by the names in
+    training/runtime/metrics.py) and num_workers (per process, as they ran); for a run also state, hosts, serving_hosts (the names of those
+    outside the training groups), serving_groups (index in the config, type and count of each such group), training_group (the index of
+    the first that trains), one_machine (whether all hosts share one), started_by, code (a checksum of its source package, or of its commit
+    and changes) and inputs (the config's)."""
     sampled: str | None = None
-    """Which part of the record was read: of several trainings one, of a long record a sample; None: all of it."""
+    """Which part of the record was read: one of several trainings, or a sample of a long record; None: all of it."""
     not_measured: Mapping[str, str] = field(default_factory=dict)
     """Name -> why."""
     unreadable: tuple[str, ...] = ()
     """What could not be read, and is left out: `timeline-0.jsonl: 3 of 120 lines`."""
     replay: Replay | None = None
-    """The run, where `launcher replay` can run it again with other settings."""
+    """The run, if `launcher replay` can run it again with other settings."""
 
 
 def read(source: str, *, max_bytes: int = MAX_BYTES) -> Measurements:
     """All measurements of a source.
 
     Args:
-        source: a run's or a job's name; a run's folder; any folder around a profiler-output folder, or it itself; an s3:// prefix
+        source: a run's or a job's name; a run's folder; a profiler-output folder, or any folder around one; an s3:// prefix
             of one, as SageMaker's ProfilerConfig fills it.
-        max_bytes: of system metrics; where there are more, whole minutes are left out evenly, and `sampled` says so.
+        max_bytes: of system metrics; if there are more, whole minutes are left out evenly, and `sampled` says so.
 
     Raises:
-        UserError: there is no such thing, or it holds no measurements, or S3 does not answer.
+        UserError: the source does not exist or holds no measurements, or S3 does not answer.
     """
     if source.startswith("s3://"):
         return _measurements(source, system_files.in_s3(source), [], max_bytes, Script())
@@ -158,13 +157,13 @@ def read(source: str, *, max_bytes: int = MAX_BYTES) -> Measurements:
 
 
 def read_steps(run: RunFolder) -> Measurements | None:
-    """A run's steps without its system metrics; None where no step was recorded."""
+    """A run's steps without its system metrics; None if no step was recorded."""
     lines = timelines.below(_places(run))
     return _measurements(run.name, [], lines, MAX_BYTES, Script()) if lines else None
 
 
 def _places(run: RunFolder) -> list[Path]:
-    """Where the files of a run's hosts lie."""
+    """Folders that hold the files of a run's hosts."""
     return [*sorted(run.path.glob("hosts/*/opt/ml/output/data")), run.path / "profiler-output"]
 
 
@@ -209,7 +208,7 @@ def _read_run(run: RunFolder, max_bytes: int) -> Measurements:
 
 
 def _groups(compute: Mapping[str, Any]) -> dict[str, Any]:
-    """The groups of a job of which some do not train, by their places in the config."""
+    """Facts about a job's groups if some do not train, by their index in the config."""
     training, groups = compute.get("training_groups", []), compute.get("instance_groups", [])
     if not training:
         return {}
@@ -231,7 +230,7 @@ def _training_type(compute: Mapping[str, Any]) -> str | None:
 
 
 def _code(run: RunFolder) -> str | None:
-    """A checksum of a run's source package; of a watched command, which has none, of its repository's commit and what was changed since.
+    """A checksum of a run's source package; for a watched command, which has none, of its repository's commit and the changes since.
     None: neither was recorded."""
     try:
         files = recorded_files(run.code)
@@ -245,7 +244,7 @@ def _code(run: RunFolder) -> str | None:
 
 
 def _arguments(command: list[str]) -> dict[str, str]:
-    """The options of a command, `--name value` and `--name=value`, by their names; one that another follows has no value."""
+    """A command's options, `--name value` and `--name=value`, by name; one that another follows has no value."""
     found = {}
     for word, following in zip(command, [*command[1:], ""]):
         name, given, value = word.partition("=")
@@ -255,10 +254,10 @@ def _arguments(command: list[str]) -> dict[str, str]:
 
 
 def _sagemakers_own(run: RunFolder) -> str | None:
-    """Where SageMaker's agent wrote the system metrics of a run: where the job asked for them, was told to by `launcher profile`, or was
-    started by another program that did."""
+    """S3 prefix where SageMaker's agent wrote a run's system metrics; None unless the job, `launcher profile`, or another program that
+    started the job asked for them."""
     request = run.read(run.request) or run.read(run.plan).get("request") or {}
-    # switched off in the middle, the metrics from before are still there
+    # if profiling was switched off midway, the earlier metrics are still there
     either = (run.read(run.remote).get("ProfilerConfig"), request.get("ProfilerConfig"))
     profiling = next((one for one in either if one and not one.get("DisableProfiler")), None)
     if profiling is None:
@@ -278,10 +277,10 @@ def _measurements(
     known: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Measurements:
-    """Everything, read and put together.
+    """All measurements, read and combined.
 
     Args:
-        script: what the records say of a script that may not be the kit's; None: it is.
+        script: what the records say about a script that may not be the kit's; None: it is.
         known, settings: from the run's records; what the ranks recorded takes precedence.
     """
     if not system and not lines:
@@ -325,7 +324,7 @@ def _measurements(
 
 
 def _images_a_step(steps: tuple[Steps, ...]) -> dict[str, int]:
-    """The global batch size of an observed script: its images a second over the seconds of its steps."""
+    """The global batch size of an observed script: its images per second times the seconds of its steps."""
     if not steps or "images_per_second" not in steps[0].extra:
         return {}
     images = steps[0].extra["images_per_second"] * steps[0].seconds["step"]
@@ -335,7 +334,7 @@ def _images_a_step(steps: tuple[Steps, ...]) -> dict[str, int]:
 
 
 def _host(name: str, series: Mapping[system_files.Key, tuple[np.ndarray, np.ndarray]]) -> Host:
-    """A host of its series by (Type, Name, Dimension)."""
+    """A host from its series by (Type, Name, Dimension)."""
     left = {key: Series(*arrays) for key, arrays in series.items()}
 
     def take(fits: Callable[[str, str, str], bool]) -> dict[str, Series]:

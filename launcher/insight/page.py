@@ -20,11 +20,11 @@ RANKS = 48
 """Rows of the comparison of ranks: as many as fit on a screen."""
 
 LABELLED = 0.11
-"""Share of the training time from which a part of its bar holds its number: where the screen is narrow, too."""
+"""Share of the training time from which a part of its bar holds its number, even on a narrow screen."""
 
 
 def fragment(evidence: Evidence, report: Report) -> str:
-    """What a notebook shows: the headline, a picture of where the time goes, the findings, and the tables folded. There are no scripts and
+    """What a notebook shows: the headline, a picture of where the time goes, the findings, and the tables folded. It has no scripts or
     style sheets, which an untrusted notebook would lose."""
     tables = (
         ("phases of a usual step", phase_table(evidence)),
@@ -88,7 +88,7 @@ def _section(title: str, body: str) -> str:
 
 
 def _course(evidence: Evidence) -> str:
-    """Where the training time goes, as one bar with its legend; of a run whose steps were not timed, how much of its resources it used."""
+    """Where the training time goes, as one bar with its legend; if the steps were not timed, how much of its resources the run used."""
     course = summary.course(evidence)
     whole = sum(course.values())
     if not whole:
@@ -120,7 +120,7 @@ def _colour(part: str) -> str:
 
 
 def _use_bars(evidence: Evidence) -> str:
-    """How much of each resource of the first host was used, as bars; "" where nothing was sampled."""
+    """How much of each resource of the first host was used, as bars; "" if nothing was sampled."""
     host = next(iter(evidence.measurements.hosts), None)
     rows = "".join(
         f"<span>{escape(use.resource)}</span><span class='bar'><i style='width:{min(use.quantiles['p50'], 100):.1f}%'></i></span>"
@@ -169,7 +169,7 @@ def settings_table(evidence: Evidence) -> str:
 
 
 def findings(report: Report) -> str:
-    """What a probe says, the ranked list, of which the first is unfolded, and what was not found or could not be looked for."""
+    """The probe's answer, the ranked findings with the first unfolded, and what was not found or could not be looked for."""
     parts = [_finding(finding, is_first=not place) for place, finding in enumerate(report.findings)]
     parts = [f"<ol class='findings'>{''.join(parts)}</ol>"] if parts else []
     if report.probe is not None:
@@ -178,7 +178,7 @@ def findings(report: Report) -> str:
 
 
 def _what_else(report: Report) -> str:
-    """What was looked for besides, folded."""
+    """What else was looked for, folded."""
     paragraphs = []
     if report.not_found:
         paragraphs.append(f"<p><b>Looked for, not found:</b> {escape('; '.join(report.not_found))}.</p>")
@@ -234,7 +234,7 @@ def use_table(evidence: Evidence) -> str:
 
 
 def _finding(finding: Finding, *, is_first: bool) -> str:
-    """What to do, and what it brings; then why, which is folded but for the first finding."""
+    """What to do, and what it brings; then why, which is folded except for the first finding."""
     title, taken = escape(report_text.titled(finding)), report_text.taken(finding)
     to_do = [("fix", _fix(fix)) for fix in finding.fixes if fix.label == "fix"]
     if finding.experiment:
@@ -251,14 +251,14 @@ def _finding(finding: Finding, *, is_first: bool) -> str:
 
 
 def _fix(fix: Fix) -> str:
-    """A fix: what to paste, the command where there is one, and what it does."""
+    """A fix: what to paste (the command, if there is one), and what it does."""
     paste = fix.command or (fix.overrides if fix.setting and not fix.change else "")
     code = f"<div class='paste' style='overflow-x:auto'><code>{escape(paste)}</code></div>" if paste else ""
     return code + escape(fix.reason if paste and not fix.command else str(fix))
 
 
 def definition_list(rows: Sequence[tuple[str, str]]) -> str:
-    """Names with their sentences; "" of none. Neighbours of one name share it, and one element, as JupyterLab lays such lists out."""
+    """Names with their sentences; "" if empty. Neighbours of one name share it, and one element, as JupyterLab lays such lists out."""
     return _definition_list([(name, escape(value)) for name, value in rows])
 
 
@@ -272,5 +272,5 @@ def _definition_list(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """ "" where there are no rows."""
+    """ "" if there are no rows."""
     return Table(head, rows).html() if rows else ""

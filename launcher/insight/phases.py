@@ -9,7 +9,7 @@ from types import MappingProxyType
 from launcher.config.metrics import metric_table
 
 NO_PHASE = "no phase"
-"""What a step does outside of its phases, in findings."""
+"""What a step does outside its phases, in findings."""
 
 
 @functools.cache
@@ -26,10 +26,10 @@ def computing() -> tuple[str, ...]:
 
 @functools.cache
 def parents() -> Mapping[str, str]:
-    """Phase -> the phase that it is a part of; without those that are none."""
+    """Phase -> the phase that it is a part of; phases that are no part are left out."""
     return MappingProxyType({phase.name: phase.inside for phase in metric_table().PHASES if phase.inside})
 
 
 def labelled(name: str) -> str:
-    """A phase's name, with the phase that it is a part of: both stand in a table whose shares would else add up to more than a step."""
+    """A phase's name, with the phase that it is a part of: a table shows both, and its shares would else add up to more than a step."""
     return f"{name} (part of {parents()[name]})" if name in parents() else name

@@ -15,19 +15,19 @@ from launcher.show.bars import StackedBars, stacked_bars
 from launcher.show.heat import Band, heat_map
 
 LEFT, WIDTH, RIGHT = 70, 560, 110
-"""Pixels of the names, of what is drawn, and of the totals."""
+"""Pixels of the names, the drawing, and the totals."""
 
 MOST_CELLS, MOST_BINS, FEWEST_BINS = 2400, 112, 16
-"""Of a heat map: each is an element of the picture."""
+"""Limits of a heat map: each cell is an element of the picture."""
 
 MOST_ROWS = 96
-"""Of a heat map; a larger host shows its first cores."""
+"""Of a heat map; a larger host shows only its first cores."""
 
 Course = Sequence[tuple[str, float | None, float | None]]
 
 
 def one_run(evidence: Evidence) -> svg.Picture:
-    """A stacked bar of where the training time goes, as SVG; "" where no step was timed."""
+    """A stacked bar of where the training time goes, as SVG; "" if no step was timed."""
     course = summary.course(evidence)
     whole = sum(course.values())
     if not whole:
@@ -51,7 +51,7 @@ def before_and_after(course: Course, unit: str, about: str, runs: Sequence[tuple
     """Stacked bars of where the training time goes, and heat maps of the cores and the GPUs, for two runs, as SVG.
 
     Args:
-        course: (phase, before, after), what passed beside the steps, and last the whole.
+        course: (phase, before, after), then the time outside the steps, and last the whole.
         unit: of these.
         about: a line below the title; "" for none.
         runs: (name, evidence) of the one before and the one after.
@@ -73,7 +73,7 @@ def before_and_after(course: Course, unit: str, about: str, runs: Sequence[tuple
 
 
 def _heat_maps(runs: Sequence[tuple[str, Evidence]], what: str, y: float) -> tuple[list[str], float]:
-    """How busy each core or GPU of the first host was while steps ran, both runs on one scale of time; and where the maps end."""
+    """How busy each core or GPU of the first host was while steps ran, both runs on one time scale; and where the maps end."""
     found = [(name, *_during_steps(evidence, what)) for name, evidence in runs]
     rare = [name for name, series, _ in found if any(len(one.values) < charts.FEWEST_SAMPLES for one in series)]
     found = [one for one in found if one[0] not in rare and one[1]]
@@ -87,7 +87,7 @@ def _heat_maps(runs: Sequence[tuple[str, Evidence]], what: str, y: float) -> tup
     for name, series, seconds in found:
         here = max(1, round(bins * seconds / longest))
         means = (charts.binned(one, one.times[0], one.times[0] + seconds, here)[0] for one in series)
-        rows = tuple(_filled(row).tolist() for row in means)  # a sample tells of the time since the one before
+        rows = tuple(_filled(row).tolist() for row in means)  # a sample covers the time since the one before
         bands.append(Band(name, rows, f"{seconds:.0f} s"))
     title = f"How busy each {what} is during the steps: the stronger the colour, the busier"
     title += f" ({' and '.join(rare)}: sampled only once)" if rare else ""
@@ -95,7 +95,7 @@ def _heat_maps(runs: Sequence[tuple[str, Evidence]], what: str, y: float) -> tup
 
 
 def _filled(values: np.ndarray) -> np.ndarray:
-    """(n,) each missing value as the next one that is known; after the last, 0."""
+    """(n,) with each missing value replaced by the next known one; after the last, 0."""
     known = np.flatnonzero(np.isfinite(values))
     following = np.searchsorted(known, np.arange(len(values)))
     return np.where(following < len(known), values[known[np.minimum(following, len(known) - 1)]], 0.0)

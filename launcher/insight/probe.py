@@ -1,7 +1,7 @@
-"""What a probe measured of a run, and what follows: the limit of the step, the findings that hold, and the possible gain.
+"""What a probe of a run measured, and what follows: what limits the step, which findings hold, and the possible gain.
 
 A probe removes one half of a step at a time (entrypoints/training/engine/probe.py), as DS-Analyzer does
-(https://arxiv.org/abs/2007.06775): different speeds show a cause, where shares of one timeline only show what happens together.
+(https://arxiv.org/abs/2007.06775): a change of speed shows a cause, while shares of one timeline only show what happens together.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Bound = Literal["input", "shared_cores", "teacher", "model"]
 """What limits a step: its input side; the cores that both halves share; the teacher; the trained model itself."""
 
 LIKE_THE_RUN = 1.5
-"""Factor from the run's speed, either way, within which a probe applies to it: beyond, the machine had other work, or the files came
-from memory instead of the disk."""
+"""A probe applies to a run if its speed is within this factor of the run's, either way: beyond, the machine had other work, or the files
+came from memory instead of the disk."""
 
 BUSY = 0.7
 """Share of the cores from which they limit the input side alone; below `IDLE`, something else does."""
@@ -40,7 +40,7 @@ STEP_KINDS = {
     "synchronising_calls",
     "host_to_device_bound",
 }
-"""Findings whose time remains with one batch over and over."""
+"""Findings whose time remains when steps repeat one batch."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class InputAlone:
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """Speeds in images a second, of all processes together."""
+    """Speeds in images per second, over all processes."""
 
     run: str
     """The run that measured."""
     as_it_is: tuple[float, ...]
     """Whole steps, at the beginning and at the end."""
     one_batch: float
-    """Steps on one batch over and over: without an input side."""
+    """Steps that repeat one batch: no input side."""
     one_batch_without_teacher: float | None = None
     input_alone: tuple[InputAlone, ...] = ()
     with_workers: tuple[int, float] | None = None
@@ -77,11 +77,11 @@ class Probe:
     left_out: Mapping[str, str] = field(default_factory=dict)
     """What was not measured, and why."""
     trouble: str = ""
-    """Why not all was measured."""
+    """Why the probe did not finish."""
 
     @classmethod
     def from_file(cls, run: str, values: Mapping[str, Any], trouble: str = "") -> Probe | None:
-        """From what the script wrote so far (shapes.PROBE); None where that is too little."""
+        """The probe from what the script wrote so far (shapes.PROBE); None if that is too little."""
         if not values.get("as_it_is") or not values.get("one_batch"):
             return None
         checked = values["with_workers"]
@@ -99,7 +99,7 @@ class Probe:
 
     @property
     def speed(self) -> float:
-        """Whole steps as they are: the fastest measurement, because other work on the machine only slows."""
+        """Whole steps as they are: the fastest measurement, because other work on the machine only slows them."""
         return max(self.as_it_is)
 
     @property
@@ -109,7 +109,7 @@ class Probe:
 
     @property
     def teacher_share(self) -> float | None:
-        """Share of a step that goes away without the teacher where nothing waits for input; None: not measured."""
+        """Share of a step that goes away without the teacher when nothing waits for input; None: not measured."""
         bare = self.one_batch_without_teacher
         return None if bare is None else min(1.0, max(0.0, self.speed * (1 / self.one_batch - 1 / bare)))
 
@@ -148,8 +148,8 @@ class Probe:
 
     @property
     def at_most(self) -> float | None:
-        """Bound on the speed-up by another number of workers: the slower half alone over whole steps; by more servers, whose number is not
-        tried: steps without input over whole steps. None: not measured."""
+        """Bound on the speed-up from another number of workers: the slower half alone over whole steps. From more servers, whose number
+        is not varied: steps without input over whole steps. None: not measured."""
         if self.fastest is None:
             return None
         if self.remote:
@@ -197,10 +197,10 @@ class Probe:
 
 
 def tested(report: Report, evidence: Evidence, probe: Probe | str) -> Report:
-    """A report with what a probe says of it; refuted findings come after the others, before the risks.
+    """The report with a probe's answers; refuted findings come after the others, before the risks.
 
     Args:
-        probe: or why there is none.
+        probe: the probe, or why there is none.
     """
     if isinstance(probe, str):
         return replace(report, probe=ProbeAnswer(f"not done: {probe}"))
@@ -211,7 +211,7 @@ def tested(report: Report, evidence: Evidence, probe: Probe | str) -> Report:
 
 
 def _unlike(evidence: Evidence, probe: Probe) -> str:
-    """Why the probe does not apply to the run as it was measured; "" where it does."""
+    """Why the probe does not apply to the run as it was measured; "" if it does."""
     facts, batch = evidence.facts, evidence.settings.get("global_batch_size")
     for name, what in (("device", "on"), ("device_name", "on"), ("world_size", "by processes:")):
         before, now = facts.get(name), getattr(probe, name)
@@ -219,7 +219,7 @@ def _unlike(evidence: Evidence, probe: Probe) -> str:
             return f"the run computed {what} {before}, the probe {what} {now}"
     if not evidence.step_seconds or not isinstance(batch, int):
         return ""
-    speed = batch / evidence.step_seconds  # of usual steps; with what lies between them it is less
+    speed = batch / evidence.step_seconds  # in usual steps; with the time between them it is less
     least = min(speed, batch * windows.steps_done(evidence.ranks[0]) / evidence.training_seconds)
     if not least / LIKE_THE_RUN <= probe.speed <= speed * LIKE_THE_RUN:
         return (
@@ -331,8 +331,7 @@ def _counted(workers: int) -> str:
 
 
 def _tested(finding: Finding, evidence: Evidence, probe: Probe) -> Finding:
-    """A finding with what the probe says of it; with the number of workers and the gain that the probe measured, where whole steps were
-    faster."""
+    """The finding with the probe's answer, and with the number of workers and the gain that it measured if whole steps were faster."""
     said = _said(finding, probe)
     if said is None:
         return finding

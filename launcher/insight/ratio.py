@@ -1,4 +1,4 @@
-"""A ratio of two runs' times with the range that it can be trusted in, from the spread of their windows."""
+"""A ratio of two runs' times with its confidence interval, from the spread of their windows."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from statistics import NormalDist
 import numpy as np
 
 CONFIDENCE = 0.95
-"""Of a comparison's range: the share of such ranges that hold the true ratio."""
+"""Share of comparison ranges that hold the true ratio."""
 
 FEWEST = 3
-"""Windows. Fewer say nothing of their spread."""
+"""Windows. Fewer say nothing about their spread."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Measured:
     value: float
     variance: float
     freedom: float
-    """Degrees of freedom of the variance; 0: there are too few windows for one."""
+    """Degrees of freedom of the variance; 0: too few windows for one."""
 
     def over(self, count: float) -> Measured:
         """The same for one of `count` things."""
@@ -32,7 +32,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Ratio:
-    """One number over another, and the range that holds it: with CONFIDENCE, unless it is made with another one."""
+    """One number over another, and the range that holds it with CONFIDENCE, unless it is made with another one."""
 
     value: float
     low: float | None
@@ -49,7 +49,7 @@ class Ratio:
         return Ratio(self.value * factor, *scaled)
 
     def widened(self, drift: float) -> Ratio:
-        """With a drift of that factor, either way, beside the error that it has.
+        """With a drift of that factor, either way, added to its error.
 
         Both are independent, so their squares add up.
         """
@@ -59,13 +59,13 @@ class Ratio:
         return Ratio(self.value, self.value * math.exp(-half), self.value * math.exp(half))
 
     def __str__(self) -> str:
-        """`1.31 (1.24 to 1.39)`, or `1.31` where the range is not known."""
+        """`1.31 (1.24 to 1.39)`, or `1.31` if the range is not known."""
         known = self.low is not None and self.high is not None
         return f"{self.value:.2f}" + (f" ({self.low:.2f} to {self.high:.2f})" if known else "")
 
 
 def total(seconds: np.ndarray, counts: np.ndarray) -> Measured:
-    """The sum over all steps of what was logged as means of windows.
+    """The sum over all steps of what was logged as window means.
 
     The variance is that of batch means: neighbouring windows are alike, so batches of the cube root of their number are taken as
     independent (Flegal and Jones 2010, https://arxiv.org/abs/0811.1729, section 3).
@@ -113,8 +113,7 @@ def _freedom(parts: Sequence[tuple[float, float]]) -> float:
 
 
 def student(freedom: float, confidence: float) -> float:
-    """Student's t that such a share of its absolute values lies below: Abramowitz and Stegun, equation 26.7.5, to 1 % from 2 degrees of
-    freedom on."""
+    """Two-sided quantile of Student's t: Abramowitz and Stegun, equation 26.7.5, to 1 % from 2 degrees of freedom on."""
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     terms = (
         (z**3 + z) / 4,

@@ -1,4 +1,4 @@
-"""What the record of a run has for those who change its config and run it again."""
+"""What a run's record holds for changing its config and running it again."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Replay:
     run: str
     """Its name."""
     images: str | None = None
-    """The folder of this machine that holds its training and held-out images, file by file, as `launcher prepare` takes it; None: they
-    are elsewhere, or in shards already."""
+    """The folder on this machine that holds its training and held-out images, file by file, as `launcher prepare` takes it; None: they
+    are elsewhere, or already in shards."""
     checkpoints: str | None = None
-    """A folder in S3 where its checkpoints can be kept, of a run on SageMaker whose job keeps none; None: it has one, or needs none."""
+    """A folder in S3 that can keep its checkpoints, for a run on SageMaker whose job keeps none; None: it has one, or needs none."""
 
 
 def replay_of(run: RunFolder) -> Replay | None:
-    """None where the run lies outside of the store, or its record has no config that can be planned again."""
+    """None if the run lies outside the store, or its record has no config that can be planned again."""
     plan = run.read(run.plan)
     if run.path.resolve() != (records.store() / run.name).resolve():
         return None
@@ -40,7 +40,7 @@ def replay_of(run: RunFolder) -> Replay | None:
 
 
 def _images(inputs: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """The folder around the inputs `train` and `validation`, where it is named as theirs and holds image files."""
+    """The folder around the inputs `train` and `validation`, if it is named as theirs and holds image files."""
     train, held_out = (inputs.get(part, {}).get("folder") for part in ("train", "validation"))
     if not isinstance(train, str) or not isinstance(held_out, str):
         return None

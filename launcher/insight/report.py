@@ -1,4 +1,4 @@
-"""A report: what all rules say of one run, and what a probe adds."""
+"""A report: what all rules say about one run, and what a probe adds."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class ProbeAnswer:
 
 @dataclass(frozen=True)
 class Report:
-    """What all rules say of one run."""
+    """What all rules say about one run."""
 
     findings: tuple[Finding, ...]
-    """Urgent ones first, then the one that takes most of the time, then risks."""
+    """Urgent ones first, then by share of the time, largest first; risks last."""
     not_found: tuple[str, ...]
-    """What was looked for and is not there."""
+    """What was looked for and not found."""
     not_measured: tuple[NotMeasured, ...]
     not_applicable: tuple[tuple[str, str], ...] = ()
     """(what was not looked for, why)."""
     too_short: str | None = None
-    """How short the run was, where that is too little to say where its time goes; None: it was long enough."""
+    """How short the run was, if too short to say where its time goes; None: it was long enough."""
     probe: ProbeAnswer | None = None
     """What a probe says; None: there was none."""

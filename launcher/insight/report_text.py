@@ -122,7 +122,7 @@ def text(evidence: Evidence, report: Report) -> str:
 
 
 def not_measured(report: Report) -> dict[str, list[str]]:
-    """What could not be looked for, by the reason."""
+    """What could not be looked for, by reason."""
     reasons: dict[str, list[str]] = {}
     for missing in report.not_measured:
         reasons.setdefault(missing.reason, []).append(missing.what)
@@ -130,12 +130,12 @@ def not_measured(report: Report) -> dict[str, list[str]]:
 
 
 def unreadable(evidence: Evidence) -> str:
-    """What of the measurements could not be read; "" where all could."""
+    """Which measurements could not be read; "" if all could."""
     return "; ".join(evidence.measurements.unreadable)
 
 
 def titled(finding: Finding) -> str:
-    """A finding's title, with the line to change where it has one."""
+    """A finding's title, with the line to change if it has one."""
     return f"{finding.title}, at {finding.at}" if finding.at else finding.title
 
 
@@ -146,7 +146,7 @@ def taken(finding: Finding) -> str:
 
 
 def said(finding: Finding) -> Iterator[tuple[str, str, bool]]:
-    """All that a finding says besides its title, as (evidence, cause, fix, advice …; the text; whether that is a command)."""
+    """All of a finding but its title, as (evidence, cause, fix, advice …; the text; whether that is a command)."""
     for number in finding.evidence:
         yield "evidence", number, False
     yield "cause", finding.cause, False

@@ -1,4 +1,4 @@
-"""What the observer saw of a script that is not the kit's: what it set up, on which line, and where its host's time goes."""
+"""What the observer saw of a user script: what it set up, on which line, and where its host's time goes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 FRAMEWORKS = ("transformers", "lightning", "pytorch_lightning", "accelerate")
-"""Packages that make loaders and steps for a script and have names of their own for the settings; the outer one comes first."""
+"""Packages that make loaders and steps for a script, with their own names for the settings; the outer one comes first."""
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16"}
-"""torch's names of types -> the kit's; every other one is fp32."""
+"""torch's dtype names -> the kit's; every other one is fp32."""
 
 PAUSES = ("evaluate", "checkpoint", "between_passes")
 """Phases of samples that lie between steps."""
@@ -25,17 +25,17 @@ class Address:
     """A line of the user's own code."""
 
     file: str
-    """Relative to the script's folder where it lies below, else absolute."""
+    """Relative to the script's folder if it lies below, else absolute."""
     line: int
     text: str = ""
-    """The line's code; "" where it is not known."""
+    """The line's code; "" if it is not known."""
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"
 
     @property
     def is_own(self) -> bool:
-        """Whether the user wrote it, not a package that is installed."""
+        """Whether the user wrote it, as opposed to an installed package."""
         return not any(
             place in self.file for place in ("site-packages", "dist-packages", "/torchinductor_", "/.triton/")
         )
@@ -43,7 +43,7 @@ class Address:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A thing that the script set up, or a call of its loop."""
+    """An object that the script set up, or a call in its loop."""
 
     of: str
     """loader, model, optimizer, precision, scaler, compile, data_parallel, device, backward, step, checkpoint, copy."""
@@ -70,14 +70,14 @@ class SampledLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """One script, as its first rank shows it. Everything is empty where no rank was observed."""
+    """One script, as its first rank shows it. Everything is empty if no rank was observed."""
 
     parts: tuple[Part, ...] = ()
     """In the order in which they were made."""
     lines: tuple[SampledLine, ...] = ()
     """Where the training thread was, most often first."""
     other_ranks: Mapping[int, tuple[SampledLine, ...]] = field(default_factory=dict)
-    """Rank -> the same of the others' training threads."""
+    """Rank -> the same for the other ranks' training threads."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """The hyperparameters of the run's config, or the options of a watched command."""
     by_launcher: bool = False
@@ -102,7 +102,7 @@ class Script:
         return next(iter(self.loaders(role)), None)
 
     def loaders(self, role: str) -> list[Part]:
-        """Those of a role; one that the same line makes anew, as for each epoch, once."""
+        """DataLoaders of a role; one that the same line makes repeatedly, such as for each epoch, counts once."""
         found: dict[Any, Part] = {}
         for part in self.parts:
             if part.of == "loader" and part.values.get("role") == role:
@@ -122,7 +122,7 @@ class Script:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether the model's weights are shared out among the ranks."""
+        """Whether the model's weights are sharded across the ranks."""
         made = self.part("data_parallel")
         return made is not None and made.values.get("class") in ("FullyShardedDataParallel", "fully_shard")
 
@@ -143,13 +143,13 @@ class Script:
         return None if self.is_sharded or "allow_tf32" not in latest else "fp32"
 
     def settings(self) -> dict[str, Any]:
-        """The settings that rules look at, under the names of the kit's own; and the arguments under their own keys."""
+        """The settings that rules look at, under the kit's names; and the arguments under their own keys."""
         found: dict[str, Any] = {}
         loader = self.loader("training")
         if loader is not None:
             for name in ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers"):
                 found[name] = loader.values.get(name)
-            if len(self.loaders("training")) == 1:  # of several in a step none is the step's
+            if len(self.loaders("training")) == 1:  # of several in a step, none is the step's
                 found["batch_size_per_device"] = loader.values.get("batch_size")
         if self.parts:
             found |= {"precision": self.precision, "compile": self.part("compile") is not None}

@@ -1,4 +1,4 @@
-"""What the hosts that make a run's images did: the servers' numbers of all ranks' usual windows, put together."""
+"""What the hosts that make a run's images did: the servers' numbers from all ranks' usual windows, combined."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NUMBERS = (
     *("threads", "part", "images", "alone", "megabytes"),
     *("server_seconds", "teacher_seconds", "waited_seconds", "receiving_seconds"),
 )
-"""Those that shares and speeds are made of. A rank without one of them is left out."""
+"""Numbers that shares and speeds are made of. A rank that lacks one is left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,28 +27,28 @@ class Served:
     most_threads: float
     """The most at any time, when no server had failed."""
     images: float
-    """A second, from servers, for all ranks together."""
+    """Per second, from servers, for all ranks together."""
     alone: float
-    """A second, made by the training processes themselves."""
+    """Per second, made by the training processes themselves."""
     megabytes: float
-    """A second, for all ranks together."""
+    """Per second, for all ranks together."""
     making: float
-    """Seconds of a server's threads a second, for all ranks: the mean number of busy threads."""
+    """Seconds of the servers' threads per second, for all ranks: the mean number of busy threads."""
     teaching: float
-    """Of these, with the teacher."""
+    """The teacher's part of these."""
     on_the_way: float
-    """Parts of batches that were asked for and not there yet, without those in a thread: mean number, for all ranks."""
+    """Mean number of parts of batches that were requested and are not there yet, without those in a thread, for all ranks."""
     receiving: float
-    """CPU seconds a second of a training process's thread that receives: the median rank's."""
+    """CPU seconds per second of a training process's receiving thread: the median rank's."""
 
     @property
     def busy(self) -> float | None:
-        """Share of the servers' threads that is in use, 0 to 1; None: there were none."""
+        """Share of the servers' threads that are busy, 0 to 1; None: there were none."""
         return min(1.0, self.making / self.threads) if self.threads else None
 
     @property
     def seconds_an_image(self) -> float | None:
-        """Of one thread of a server; None: none was received."""
+        """Of one server thread; None: no image was received."""
         return self.making / self.images if self.images else None
 
     @property
@@ -65,7 +65,7 @@ class Served:
 
 @dataclass(frozen=True, kw_only=True)
 class Happened:
-    """Counts of all logged windows and ranks."""
+    """Counts over all logged windows and ranks."""
 
     images: int
     alone: int
@@ -74,7 +74,7 @@ class Happened:
 
 
 def served(evidence: Evidence) -> Served | None:
-    """None where no rank recorded it."""
+    """None if no rank recorded it."""
     ranks = [steps for steps in evidence.ranks if all(name in steps.servers for name in NUMBERS)]
     each = [found for steps in ranks if (found := _of_a_rank(steps)) is not None]
     if not each:
@@ -95,7 +95,7 @@ def served(evidence: Evidence) -> Served | None:
 
 
 def happened(evidence: Evidence) -> Happened | None:
-    """None where no rank recorded it."""
+    """None if no rank recorded it."""
     recorded = [steps.servers for steps in evidence.ranks if steps.servers]
 
     def total(name: str) -> int:
@@ -107,7 +107,7 @@ def happened(evidence: Evidence) -> Happened | None:
 
 
 def said(evidence: Evidence) -> str:
-    """What happened to servers, in one sentence; "" where other hosts made no images."""
+    """What happened to servers, in one sentence; "" if other hosts made no images."""
     counts, now = happened(evidence), served(evidence)
     if counts is None:
         return ""
@@ -127,7 +127,7 @@ def _times(count: int) -> str:
 
 
 def _of_a_rank(steps: Steps) -> dict[str, float] | None:
-    """Each number a second, but `threads` as its mean over time; None where no usual window has them all."""
+    """Each number per second, except `threads` as its mean over time; None if no usual window has them all."""
     kept = windows.usual(steps) & _finite(steps.servers[name] for name in NUMBERS)
     seconds = (np.nan_to_num(steps.seconds["step"]) * windows.counts(steps))[kept]
     whole = float(seconds.sum())
@@ -138,12 +138,12 @@ def _of_a_rank(steps: Steps) -> dict[str, float] | None:
 
 
 def _threads(steps: Steps) -> np.ndarray:
-    """(n,) live threads of all servers, of which a rank may ask a part."""
+    """(n,) live threads of all servers; a rank may ask only a part of them."""
     found: np.ndarray = steps.servers["threads"] / np.maximum(steps.servers["part"], 1e-3)
     return found
 
 
 def _finite(columns: Iterable[np.ndarray]) -> np.ndarray:
-    """(n,) where all of them are."""
+    """(n,) where all columns are finite."""
     found: np.ndarray = np.logical_and.reduce([np.isfinite(column) for column in columns])
     return found

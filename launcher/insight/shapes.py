@@ -1,4 +1,4 @@
-"""What a run's measurements hold: checked where they are read, so that no rule meets a wrong type, or a number that is none."""
+"""Shapes of a run's measurements, checked as they are read, so that no rule meets a wrong type or a number that is not finite."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LATEST = 253_402_300_800.0
 """Unix seconds of the year 10000, after the last time that Python and JavaScript show."""
 
 LARGEST = 1e15
-"""Of a measured number, either way: sums and squares of such are floats, and whole ones exact. No disk reads as many bytes a second."""
+"""Limit of a measured number, either way: sums and squares are floats, and whole numbers exact. No disk reads as many bytes a second."""
 
 Time = Annotated[FiniteFloat, Field(ge=0, lt=LATEST)]
 Seconds = Annotated[FiniteFloat, Field(ge=0, lt=1e9)]
@@ -50,7 +50,7 @@ class StartShape(TypedDict):
     threads: Count | None
     compute_capability: NotRequired[Speed | None]
     observed: NotRequired[bool]
-    """Whether the observer wrote it, of a script that is not the kit's."""
+    """Whether the observer wrote it, for a user script."""
 
 
 def _one_level(extra: dict[str, Any]) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class StallShape(TypedDict):
 DatasetShape = TypedDict(
     "DatasetShape", {"class": str, "file": NotRequired[str | None], "line": NotRequired[Count | None]}
 )
-"""Of a loader: its class, and where that makes a sample."""
+"""A loader's dataset: its class, and where that makes a sample."""
 
 PartShape = TypedDict(
     "PartShape",
@@ -114,7 +114,7 @@ PartShape = TypedDict(
     },
     total=False,
 )
-"""What is known of a thing that an observed script set up."""
+"""What is known about an object that an observed script set up."""
 
 
 class SetupShape(TypedDict):
@@ -163,7 +163,7 @@ class ArithmeticShape(TypedDict):
 
 
 class DecidedShape(TypedDict):
-    """What settings stand for that were decided after the start."""
+    """Values of settings that were decided after the start."""
 
     settings: dict[str, Any]
 
@@ -231,7 +231,7 @@ class ServingGroupShape(TypedDict):
 
 
 class FactsShape(TypedDict, total=False):
-    """The facts that rules compute with; a script's result.json may say some."""
+    """The facts that rules compute with; a script's result.json may hold some."""
 
     __pydantic_config__ = STRICT  # type: ignore[misc]  # pydantic reads it on a TypedDict
     world_size: Positive
@@ -264,7 +264,7 @@ SETTINGS, FACTS = TypeAdapter[Any](SettingsShape), TypeAdapter[Any](FactsShape)
 
 
 def readable(shape: TypeAdapter[Any], values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The values without those that have the wrong type; and what is wrong with each of these."""
+    """The values without those of a wrong type, and what is wrong with each of these."""
     try:
         shape.validate_python(values)
     except ValidationError as error:

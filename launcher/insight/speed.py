@@ -1,4 +1,4 @@
-"""How much faster one run trained than another, as it was measured: over all of the training that both did, with first steps and pauses."""
+"""Measured speed-up of one run over another: over all of the training that both did, with first steps and pauses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launcher.insight.touches import START
 
 
 def measured(before: Evidence, after: Evidence) -> Ratio | None:
-    """Work a second after, over before, in the part that both did; None where a run was not timed."""
+    """Work per second after, over before, in the part that both did; None if a run was not timed."""
     if not (before.ranks and after.ranks):
         return None
     before, after = common(before, after)
@@ -26,16 +26,16 @@ def measured(before: Evidence, after: Evidence) -> Ratio | None:
 
 
 def training(evidence: Evidence) -> Measured:
-    """Seconds from the first step's begin to the last one's end, pauses included, of a run whose steps were measured.
+    """Seconds from the start of the first step to the end of the last, pauses included, of a run whose steps were measured.
 
     The first steps count as they were. Of the others, those that begin an epoch have their own spread, and so has each kind of pause.
-    Too few of a kind for a spread of their own are taken to spread as usual steps do in that time.
+    A kind with too few for a spread of its own is assumed to spread as usual steps do in that time.
     """
     steps = evidence.ranks[0]
     counts, steady = windows.counts(steps), windows.steady(steps)
     seconds = np.nan_to_num(steps.seconds["step"]) + windows.between(steps, evidence.measurements.stalls) / counts
     first = np.concatenate([[False], np.diff(steps.epoch) > 0])
-    counts = counts * windows.steps_done(steps) / counts.sum()  # those of windows that were not read too
+    counts = counts * windows.steps_done(steps) / counts.sum()  # includes windows that were not read
     usual = total(seconds[steady & ~first], counts[steady & ~first])
     if not usual.freedom:
         return Measured(evidence.training_seconds, 0.0, 0)
@@ -52,9 +52,9 @@ def training(evidence: Evidence) -> Measured:
 
 
 def start_cost(before: Evidence, after: Evidence) -> float:
-    """Seconds that the second run took longer until its first step, where the change can cause that; else 0.
+    """Seconds that the second run took longer to its first step, if the change can cause that; else 0.
 
-    NOTICEABLE more is noise: starts of one job differ by so much. Less counts for nothing: the first run leaves files in memory.
+    NOTICEABLE more is noise: starts of one job differ by that much. Less counts for nothing: the first run leaves files in memory.
     """
     starts = [start for run in (before, after) if (start := start_seconds(run)) is not None]
     if len(starts) < 2 or not any(touch.can_touch(START) for touch in changes(before, after).values()):
@@ -64,7 +64,7 @@ def start_cost(before: Evidence, after: Evidence) -> float:
 
 
 def start_seconds(evidence: Evidence) -> float | None:
-    """Seconds from the process's start to its first step's begin, on the slowest rank; None: not recorded."""
+    """Seconds from the process's start to the start of its first step, on the slowest rank; None: not recorded."""
     until, steps = evidence.facts.get("seconds_to_first_step"), evidence.ranks[0] if evidence.ranks else None
     if until is None or steps is None:
         return None

@@ -13,7 +13,7 @@ from launcher.insight.phases import parents
 
 
 class StepEvidence:
-    """What steps show; None wherever it was not measured."""
+    """Numbers of a run's steps; None: not measured."""
 
     def __init__(self, measurements: Measurements):
         self.measurements = measurements
@@ -58,9 +58,9 @@ class StepEvidence:
         return float(np.nanmax(np.concatenate(longest))) if longest else None
 
     def mean_extra(self, name: str) -> float | None:
-        """Mean over ranks of a number of a step, slow steps too; None where a rank lacks it.
+        """Mean over ranks of a per-step number, slow steps included; None if a rank lacks it.
 
-        Each step counts as much as another, however few of them a window holds: the observer gives a slow one a window of its own.
+        All steps count equally, however few of them a window holds: the observer gives a slow one a window of its own.
         """
         means = []
         for steps in self.ranks:
@@ -71,8 +71,8 @@ class StepEvidence:
         return float(np.mean(means)) if means else None
 
     def cores_used(self, cpu_seconds: float | None) -> float | None:
-        """Cores that take this CPU time a step, a number of `mean_extra`: over the time of the same steps, slow ones too, as what makes a
-        step slow may be its computing. None where either was not measured."""
+        """Cores that this CPU time per step, a number of `mean_extra`, takes: over the time of the same steps, slow ones included, since
+        computing may be what makes a step slow. None if either was not measured."""
         return cpu_seconds / self.steady_step_seconds if cpu_seconds is not None and self.steady_step_seconds else None
 
     @functools.cached_property
@@ -83,7 +83,7 @@ class StepEvidence:
 
     @functools.cached_property
     def steady_step_seconds(self) -> float | None:
-        """The same with the outliers, which CPU times a step count too."""
+        """The same with the outliers, which CPU times per step include too."""
         means = [windows.timed_mean(steps, "step", np.ones(len(steps.step), bool)) for steps in self.ranks]
         return float(np.mean(means)) if means else None
 
@@ -107,7 +107,7 @@ class StepEvidence:
         return float(np.median(shares)) if shares else 0.0
 
     def share(self, *phases: str) -> float | None:
-        """Share of a step that these phases take together, at most MOST_SHARE; None where none of them was measured."""
+        """Share of a step that these phases take together, at most MOST_SHARE; None if none of them was measured."""
         known = [self.phases[phase] for phase in phases if phase in self.phases]
         return min(MOST_SHARE, sum(known)) if known else None
 
@@ -117,13 +117,13 @@ class StepEvidence:
 
     @functools.cached_property
     def unaccounted(self) -> float | None:
-        """Share of a step in no phase; None where too few phases were measured to tell."""
+        """Share of a step in no phase; None if too few phases were measured to tell."""
         if self.forward_share is None or "backward" not in self.phases or "data_wait" not in self.phases:
             return None
         return max(0.0, 1 - sum(share for name, share in self.phases.items() if name not in parents()))
 
     def outside_phases(self, steps: Steps) -> np.ndarray | None:
-        """(n,) seconds of a step in no phase, of each window of a rank; None where too few phases were measured to tell."""
+        """(n,) seconds per step in no phase, of each window of a rank; None if too few phases were measured to tell."""
         if self.unaccounted is None:
             return None
         named = [values for phase, values in steps.seconds.items() if phase != "step" and phase not in parents()]
@@ -131,13 +131,13 @@ class StepEvidence:
         return outside.clip(0.0)
 
     def seconds_outside_phases(self, steps: Steps) -> float:
-        """A rank's mean seconds of a usual step in no phase; 0 where too few phases were measured to tell."""
+        """A rank's mean seconds of a usual step in no phase; 0 if too few phases were measured to tell."""
         outside, usual = self.outside_phases(steps), windows.usual(steps)
         return 0.0 if outside is None else float(np.average(outside[usual], weights=windows.counts(steps)[usual]))
 
     @functools.cached_property
     def steps_seconds(self) -> float:
-        """Seconds of all steps of the first rank, warm-up too."""
+        """Seconds of all steps of the first rank, warm-up included."""
         if not self.ranks:
             return 0.0
         return windows.seconds(self.ranks[0])

@@ -20,7 +20,7 @@ QUANTILES = {"min": 0, "p50": 50, "p90": 90, "p95": 95, "p99": 99, "max": 100}
 Number = TypeVar("Number", float, "np.ndarray[Any, Any]")
 
 UNNAMED = f"({NO_PHASE})"
-"""The time of a step that no phase has."""
+"""The time of a step that is in no phase."""
 
 PAUSES = "beside the steps: epochs' first batches, checkpoints, evaluations"
 """The training time outside usual steps."""
@@ -62,8 +62,7 @@ def phase_rows(evidence: Evidence) -> list[tuple[str, float, float]]:
 
 
 def apart(phases: Mapping[str, Number]) -> dict[str, Number]:
-    """Phases that do not overlap: those that have others as parts without these, such as backward without the exchange of gradients that
-    it does not hide.
+    """Phases that do not overlap: each without its parts, such as backward without the exchange of gradients that it does not hide.
 
     Args:
         phases: seconds, numbers or arrays.
@@ -79,7 +78,7 @@ def course(evidence: Evidence) -> dict[str, float]:
     """Where all of the training time goes, in parts that do not overlap.
 
     Returns:
-        Part -> seconds of the whole training: the phases of usual steps, as `apart` has them, then PAUSES. {} where no step was timed.
+        Part -> seconds of the whole training: the phases of usual steps, as from `apart`, then PAUSES. {} if no step was timed.
     """
     steps = windows.steps_done(evidence.ranks[0]) if evidence.ranks else 0
     if not steps or not evidence.step_seconds or not evidence.training_seconds:
@@ -89,7 +88,7 @@ def course(evidence: Evidence) -> dict[str, float]:
 
 
 def operators(evidence: Evidence, most: int) -> list[tuple[str, float, float]]:
-    """(operator or kernel, seconds a step, share of all of them), longest first; [] where torch.profiler recorded no steps."""
+    """(operator or kernel, seconds per step, share of all of them), longest first; [] if torch.profiler recorded no steps."""
     recorded = evidence.facts.get("operators") or {}
     return [(one["name"], one["seconds"], one["share"]) for one in recorded.get("operators", [])[:most]]
 
@@ -99,7 +98,7 @@ LINES = ["line of the training thread", "phase", "share", "code"]
 
 
 def lines(evidence: Evidence, most: int) -> list[tuple[str, str, float, str]]:
-    """(line of the user's code, phase, share of the training thread's samples, code), longest first; [] where none was sampled."""
+    """(line of the user's code, phase, share of the training thread's samples, code), longest first; [] if none was sampled."""
     shares: dict[tuple[str, str, str], float] = {}
     for line in evidence.script.lines if evidence.script else ():
         place = str(line.at), line.phase or UNNAMED, line.at.text

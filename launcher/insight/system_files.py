@@ -1,4 +1,4 @@
-"""Files of system metrics in SageMaker Debugger's format: found on disk or in S3, thinned where there are many, and parsed."""
+"""Files of system metrics in SageMaker Debugger's format: found on disk or in S3, thinned if there are many, and parsed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Key = tuple[str, str, str]
 """Type, Name, Dimension."""
 
 AT_ONCE = 16
-"""Objects that are fetched from S3 at the same time, some MB each in memory."""
+"""Objects fetched from S3 at the same time, some MB each in memory."""
 
 
 class SystemFile(NamedTuple):
@@ -53,7 +53,7 @@ class Samples:
 
 
 def below(places: Iterable[Path]) -> list[SystemFile]:
-    """All files of system metrics below some folders, in the order of time."""
+    """All files of system metrics below some folders, in order of time."""
     found = []
     for place in places:
         # a profiler-output's parent is not seen from here, and `system` may be the place itself
@@ -64,7 +64,7 @@ def below(places: Iterable[Path]) -> list[SystemFile]:
                 if matching:
                     size = (
                         os.path.getsize(path) if os.path.exists(path) else 0
-                    )  # a link to nothing is told when it is read
+                    )  # a broken link is reported when it is read
                     found.append(
                         SystemFile(int(matching[1]), matching[2], size, functools.partial(trust.content, Path(path)))
                     )
@@ -72,7 +72,7 @@ def below(places: Iterable[Path]) -> list[SystemFile]:
 
 
 def in_s3(prefix: str) -> list[SystemFile]:
-    """All files of system metrics below a prefix, in the order of time.
+    """All files of system metrics below a prefix, in order of time.
 
     Raises:
         UserError: boto3 is not installed, or S3 does not answer.
@@ -100,7 +100,7 @@ def in_s3(prefix: str) -> list[SystemFile]:
 
     found = []
     with reported():
-        client = boto3.Session().client("s3")  # with the credentials of now: the default session keeps its first ones
+        client = boto3.Session().client("s3")  # with current credentials: the default session keeps its first ones
         for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=below_key):
             for item in page.get("Contents", ()):
                 matching = NAME.search(item["Key"])
@@ -111,10 +111,10 @@ def in_s3(prefix: str) -> list[SystemFile]:
 
 
 def thin(files: list[SystemFile], max_bytes: int) -> tuple[list[SystemFile], str | None]:
-    """About the given number of bytes of the files: the same minutes of every host, evenly over time, with the last one.
+    """About `max_bytes` of the files: the same minutes of every host, evenly over time, including the last one.
 
     Returns:
-        The files to read; and how they were chosen, None where all are taken.
+        The files to read; and how they were chosen, None if all are taken.
     """
     total = sum(file.size for file in files)
     if total <= max_bytes:
@@ -167,14 +167,14 @@ def _content(file: SystemFile) -> bytes | OSError:
 
 
 def _add(content: bytes, numbers: dict[tuple[str, str, str, str], tuple[array[float], array[float]]]) -> int:
-    """Add a file's samples to the numbers by host and key. Returns the number of lines that are no sample."""
+    """Add a file's samples to the numbers by host and key. Returns the number of lines that are not samples."""
     unreadable = 0
     for event in _events(content):
         try:
             key = (event["NodeId"], event["Type"], event["Name"], event["Dimension"])
-            when, value = event["Timestamp"] + 0.0, event["Value"] + 0.0  # which refuses what is no number
+            when, value = event["Timestamp"] + 0.0, event["Value"] + 0.0  # refuses what is not a number
             found = numbers.get(key)
-            if not (0 <= when < LATEST and -LARGEST <= value <= LARGEST):  # nan neither
+            if not (0 <= when < LATEST and -LARGEST <= value <= LARGEST):  # nor nan
                 raise ValueError
             if found is None:
                 if not all(type(part) is str for part in key):

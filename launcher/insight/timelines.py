@@ -39,16 +39,16 @@ OF_THE_PROCESS = (
 """Facts of a rank's first line that hold for all ranks."""
 
 SERVERS = "servers"
-"""In a window's extra numbers: those of the hosts that make its images, training/servers/remote.py documents them."""
+"""In a window's extra numbers: those of the hosts that make its images; training/servers/remote.py documents them."""
 
 WINDOW = b'{"kind": "steps"'
 """How the line of a logged window begins."""
 
 END_BYTES = 2**20
-"""Of a record, in which its last window lies."""
+"""Bytes at a record's end in which its last window lies."""
 
 STRETCH = 16
-"""Windows in a row that are read of a long record: what happens between two is known only of neighbours."""
+"""Consecutive windows that are read of a long record: what happens between two is known only for neighbours."""
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Ranks:
     facts: dict[str, Any] = field(default_factory=dict)
     not_measured: dict[str, str] = field(default_factory=dict)
     script: Script | None = None
-    """Of observed ranks: the first one's script."""
+    """The first observed rank's script."""
     measure_themselves: bool = False
     """Whether a rank wrote its own record, as the kit's scripts do."""
     chosen: str | None = None
@@ -83,7 +83,7 @@ def read(files: list[Path], max_bytes: int) -> Ranks:
     """All ranks' records of one training: of several, such as a command's restarts, the one with the most steps.
 
     Args:
-        max_bytes: where the files are larger, only about one in N windows is read.
+        max_bytes: if the files are larger, only about one in N windows is read.
     """
     files, chosen = _of_one_training(files)
     total = sum(file.stat().st_size for file in files if file.exists())
@@ -113,7 +113,7 @@ def read(files: list[Path], max_bytes: int) -> Ranks:
 
 
 def _of_one_training(files: list[Path]) -> tuple[list[Path], str | None]:
-    """The files of one attempt, and in words which that is; the last one of those with the most steps."""
+    """The files of one attempt, and in words which it is; the last one of those with the most steps."""
     attempts: dict[int, list[Path]] = {}
     for file in files:
         attempts.setdefault(attempt_of(file), []).append(file)
@@ -127,10 +127,10 @@ def _of_one_training(files: list[Path]) -> tuple[list[Path], str | None]:
 
 
 def _last_step(file: Path) -> int:
-    """A rank's steps; 0 where none can be read."""
+    """A rank's steps; 0 if none can be read."""
     with contextlib.suppress(OSError):
         for line in reversed(last_lines(file, END_BYTES)):
-            with contextlib.suppress(ValueError, RecursionError):  # cut, or not of its shape
+            with contextlib.suppress(ValueError, RecursionError):  # truncated, or not of its shape
                 if line.startswith(WINDOW.decode()):
                     return int(shapes.WINDOW.validate_python(json.loads(line))["step"])
     return 0
@@ -138,8 +138,8 @@ def _last_step(file: Path) -> int:
 
 @functools.cache
 def _is_read(stretch: int, each: int) -> bool:
-    """Whether a stretch of windows is one in `each`: the first is, and of the others chance decides, the same for all ranks; every Nth one
-    might always be an epoch's first."""
+    """Whether a stretch of windows is read, about one in `each`: always the first, the others at random but the same for all ranks; every
+    Nth one might always be an epoch's first."""
     return stretch == 0 or random.Random(stretch).random() * each < 1
 
 
@@ -185,7 +185,7 @@ def _read_one(file: Path, each: int, ranks: Ranks) -> None:
                 else:
                     shapes.STALL.validate_python(event)
                     stalls.append({name: event[name] for name in ("kind", "began", "seconds", "step")})
-            except (ValueError, KeyError, TypeError, RecursionError):  # ValueError: no JSON, or not of its shape
+            except (ValueError, KeyError, TypeError, RecursionError):  # ValueError: not JSON, or not of its shape
                 unreadable += 1
     if start is None:
         ranks.unreadable.append(
@@ -217,7 +217,7 @@ def _add_start(event: dict[str, Any], ranks: Ranks) -> None:
 
 
 def _parts(setups: list[dict[str, Any]]) -> tuple[Part, ...]:
-    """What a script set up; a later line of the same thing replaces the earlier one."""
+    """What a script set up; a later line about the same object replaces the earlier one."""
     found: dict[tuple[Any, ...], Part] = {}
     for one in setups:
         at, values = _address(one), one["values"]
@@ -241,7 +241,7 @@ def _sampled_lines(sampled: dict[str, Any]) -> tuple[SampledLine, ...]:
 
 
 def _address(values: dict[str, Any]) -> Address:
-    """A line of code, without its text where that looks like a secret."""
+    """A line of code, without its text if that looks like a secret."""
     text = " ".join(values["text"].split())
     return Address(values["file"], values["line"], "" if secrets_in_text(text.encode("utf-8", "replace")) else text)
 

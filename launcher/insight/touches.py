@@ -10,8 +10,8 @@ START = "start"
 
 CODE, INPUTS, ENVIRONMENT, THREADS, BACKEND = "code", "inputs", "environment", "threads", "backend"
 SERVING = "serving_groups"
-"""Facts of a run that may change as settings do: the source package, the config's inputs and environment variables, threads of a
-process's arithmetic, what exchanges gradients, and the hosts that prepare images."""
+"""Facts of a run that may change as settings do: the source package, the config's inputs and environment variables, a process's compute
+threads, what exchanges gradients, and the hosts that prepare images."""
 
 
 class Touch(NamedTuple):
@@ -23,10 +23,10 @@ class Touch(NamedTuple):
     the more of the workers' time it hides."""
     why: str
     by_workers: bool = False
-    """Whether the data workers' load changes, or with which phase they meet. It touches every phase where they share cores with the
+    """Whether the data workers' load changes, or which phase it coincides with. It touches every phase if they share cores with the
     training process, or its Python lock."""
     is_another_job: bool = False
-    """Whether the job is then another one, whose speed says nothing of this one's."""
+    """Whether the job is then another one, whose speed says nothing about this one's."""
 
     @property
     def takes_time(self) -> bool:
@@ -86,7 +86,7 @@ TOUCHES = (
         ("teacher_cache", "teacher_precision", "compile_teacher"),
         (START, "teacher_forward", "loss"),
         "only what the teacher says is made in another way",
-        by_workers=True,  # without the teacher's arithmetic, they share their cores with the student's: 13 ms became 45
+        by_workers=True,  # without the teacher's arithmetic, they share their cores with the student's
     ),
     Touch(
         ("method", "temperature", "standardize_logits", "hard_label_weight", "teacher_loss_weight", "label_smoothing"),
@@ -147,7 +147,7 @@ TOUCHES = (
         is_another_job=True,
     ),
 )
-"""By kind of setting, under the kit's names of it. What is in no row can touch everything."""
+"""By kind of setting, under the kit's names. A setting in no row can touch everything."""
 
 _BY_NAME = {name: touch for touch in TOUCHES for name in touch.names}
 

@@ -1,4 +1,4 @@
-"""How far a run's devices are from what they can do at most, and what takes the rest of a step."""
+"""How far a run's devices are from their peak, and what takes the rest of a step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KERNELS = "memory-bound or small kernels"
 UNKNOWN = "small or memory-bound kernels and an idle device, whose use was not recorded"
 
 SMALL = 0.005
-"""Share of a step below which a part is not said."""
+"""Share of a step below which a part is not reported."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Utilisation:
 def utilisation(evidence: Evidence) -> Utilisation | None:
     """The utilisation of a run's devices; None: its MFU is not known.
 
-    A GPU counts as busy while it waits within the exchange, and as idle while it waits for data: so the exchange is taken from its busy
-    time, and the wait for data from the idle one, of which there may be less than the host waits.
+    A GPU counts as busy while it waits within the exchange, and as idle while it waits for data. So the exchange is taken from its busy
+    time, and the wait for data from the idle time, which may be less than the host waits.
     """
     mfu = evidence.mfu
     if mfu is None:
@@ -51,7 +51,7 @@ def utilisation(evidence: Evidence) -> Utilisation | None:
 
 
 def said(evidence: Evidence) -> str:
-    """The utilisation in a few sentences, or why it is not known; "" where the run's record does not speak of arithmetic."""
+    """The utilisation in a few sentences, or why it is not known; "" if the run's record says nothing about arithmetic."""
     about = evidence.facts.get("arithmetic")
     if not isinstance(about, dict):
         return ""

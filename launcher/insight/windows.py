@@ -1,4 +1,4 @@
-"""One rank's logged windows: their numbers of steps, which of them count, and means over those."""
+"""One rank's logged windows: how many steps they have, which of them count, and means over those."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import numpy as np
 from launcher.insight.measurements import Stall, Steps
 
 WARM_UP_STEPS = 5
-"""Steps that do not count as steady: memory is allocated and libraries choose their kernels there."""
+"""Steps that do not count as steady: in them, memory is allocated and libraries choose their kernels."""
 
 UNKNOWN_WHERE_MISSING = {"grad_sync"}
-"""Phases that a window lacks where they are unknown; any other phase that it lacks did not happen."""
+"""Phases that are unknown if a window lacks them; any other phase that it lacks did not happen."""
 
 FAR = 2.0
-"""Times the median from which a logged window is an outlier, as in Debugger's data-loading analysis."""
+"""Multiple of the median from which a logged window is an outlier, as in Debugger's data-loading analysis."""
 
 FAR_STEP = 5.0
 """The same for the longest step of a window."""
 
 RARE = 0.25
-"""Share of the steps above which slow ones are no outliers but the run's usual speed."""
+"""Share of the steps above which slow ones are not outliers but the run's usual speed."""
 
 
 def _once(function: Callable[[Steps], np.ndarray]) -> Callable[[Steps], np.ndarray]:
-    """Works a function out once for each rank's windows, which every rule asks for again, and keeps it as long as these are there."""
+    """Compute a function once for each rank's windows, which every rule asks for again, and keep the result while these exist."""
     known: WeakKeyDictionary[Steps, np.ndarray] = WeakKeyDictionary()
 
     @functools.wraps(function)
@@ -49,13 +49,13 @@ def counts(steps: Steps) -> np.ndarray:
         return logged
     between = np.diff(steps.step)
     usual = float(np.median(between)) if len(between) else float(steps.step[0])
-    first = min(float(steps.step[0]), usual)  # a run that goes on from a checkpoint begins at a later step
+    first = min(float(steps.step[0]), usual)  # a run resumed from a checkpoint begins at a later step
     derived: np.ndarray = np.maximum(np.concatenate([[first], between]), 1)
     return derived
 
 
 def each_step(steps: Steps, values: np.ndarray, where: np.ndarray) -> np.ndarray:
-    """A number of some windows once for each of their steps: windows of the observer last half a second, however many steps that is.
+    """Values of some windows, repeated for each of their steps: the observer's windows last half a second, however many steps that is.
 
     Of more than 100,000 steps, in proportion.
     """
@@ -85,7 +85,7 @@ def far(steps: Steps) -> np.ndarray:
     farthest = seconds > FAR_STEP * median
     if "slowest_step" in steps.extra:  # one slow step among many of a window
         farthest |= (np.nan_to_num(steps.extra["slowest_step"]) > FAR_STEP * median) & (seconds > 1.1 * median)
-    # where many are twice as slow, the farthest are outliers still
+    # if many are twice as slow, the farthest are still outliers
     for found in ((seconds > FAR * median) | farthest, farthest):
         rare: np.ndarray = found & kept
         if counts(steps)[rare].sum() <= RARE * counts(steps)[kept].sum():
@@ -101,7 +101,7 @@ def usual(steps: Steps) -> np.ndarray:
 
 
 def mean_seconds(steps: Steps, phase: str, where: np.ndarray | None = None) -> float | None:
-    """A rank's mean seconds of a phase a step, over the usual windows; with `where`, over the steady ones among those."""
+    """A rank's mean seconds per step of a phase, over the usual windows; with `where`, over the steady ones among those."""
     if phase not in steps.seconds:
         return None
     mask = usual(steps) if where is None else steady(steps) & where
@@ -130,7 +130,7 @@ def seconds(steps: Steps) -> float:
 
 
 def seconds_after_the_first(steps: Steps) -> float:
-    """Seconds of the steady windows, with those that took far longer: waits at the start of epochs, say."""
+    """Seconds of the steady windows, including those that took far longer, such as waits at the start of epochs."""
     kept = steady(steps)
     return float((np.nan_to_num(steps.seconds["step"]) * counts(steps))[kept].sum())
 
@@ -144,9 +144,9 @@ def within(times: np.ndarray, began: np.ndarray, ended: np.ndarray) -> np.ndarra
 
 
 def between(steps: Steps, stalls: Iterable[Stall]) -> np.ndarray:
-    """(n,) seconds before each window, since the one before, that lie in no step and no stall, as when loaders restart.
+    """(n,) seconds between each window and the one before that lie in no step and no stall, as when loaders restart.
 
-    None where the window before was not read.
+    0 if the window before was not read.
     """
     weights = counts(steps)
     gaps = np.diff(steps.ended) - np.nan_to_num(steps.seconds["step"][1:]) * weights[1:]

@@ -1,1 +1,1 @@
-"""What label banks hold: shown, verified, merged, exported."""
+"""Label banks: show, verify, merge and export them."""

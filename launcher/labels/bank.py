@@ -1,4 +1,4 @@
-"""A label bank on this machine, read with the entry scripts' own rules, which need numpy alone."""
+"""A label bank on this machine, read with the entry scripts' own rules, which need only numpy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def rules() -> ModuleType:
 
 
 class Piece(NamedTuple):
-    """Some records of a view, one behind the other."""
+    """Consecutive records of a view."""
 
     images: np.ndarray
     """int64 (images,), the images' indices."""
@@ -33,7 +33,7 @@ class Piece(NamedTuple):
 
     @property
     def written(self) -> np.ndarray:
-        """bool (images,), which are more than zeros."""
+        """bool (images,), which are not all zeros."""
         return np.asarray(self.records.any(1))
 
 
@@ -41,10 +41,10 @@ class Bank:
     """A folder's label bank.
 
     Attributes:
-        identity: all that its records depend on, as its manifest says.
+        identity: everything that its records depend on, from its manifest.
         records: the format of a record.
-        images: how many records a view has room for, one for each training image.
-        views: the numbers of the views that it has a file of.
+        images: how many records a view has room for, one per training image.
+        views: the numbers of the views that it has a file for.
         checksums: the SHA-256 of the files of complete views, by name.
 
     Raises:
@@ -74,12 +74,12 @@ class Bank:
 
     @property
     def images_a_view(self) -> int:
-        """How many images one view draws; of a bank that draws a part of them, fewer than `images`."""
+        """How many images one view draws; fewer than `images` in a bank that draws only a part of them."""
         return int(self.manifest["created"].get("images a view", self.images))
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all that its complete views say."""
+        """SHA-256 that identifies its complete views."""
         return str(rules().digest_of(self.folder))
 
     def file(self, view: int) -> Path:
@@ -88,17 +88,17 @@ class Bank:
 
     @property
     def lost(self) -> list[str]:
-        """The files of views that were complete and are gone, or hold nothing, as on a disk that was full."""
+        """The files of views that were complete and are missing or empty, as after a full disk."""
         files = {name: self.folder / name for name in self.checksums}
         return [name for name, file in files.items() if not file.is_file() or not file.stat().st_size]
 
     def wrong_size(self, view: int) -> str:
-        """What is wrong with the size of a view's file; "" where nothing is."""
+        """What is wrong with the size of a view's file; "" if nothing is."""
         size, expected = self.file(view).stat().st_size, self.images * self.records.size
         return "" if size == expected else f"{self.file(view).name} has {size:,} bytes instead of {expected:,}"
 
     def pieces(self, view: int) -> Iterator[Piece]:
-        """All records of a view, in the order of the images; of a file that is too short, those that are there."""
+        """All records of a view, in the order of the images; from a file that is too short, those that are there."""
         size = self.records.size
         step = max(1, rules().PIECE // size)
         with open(self.file(view), "rb") as file:

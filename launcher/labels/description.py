@@ -10,7 +10,7 @@ from launcher.show.text import file_size
 
 
 def description(bank: Bank) -> dict[str, Any]:
-    """All that `launcher labels show --json` prints."""
+    """Everything that `launcher labels show --json` prints."""
     views = {view: sum(int(piece.held.sum()) for piece in bank.pieces(view)) for view in bank.views}
     return {
         "folder": str(bank.folder),

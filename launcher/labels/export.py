@@ -1,6 +1,6 @@
-"""A label bank as plain tensors, or as a Hugging Face dataset: one file a view.
+"""A label bank as plain tensors, or as a Hugging Face dataset: one file per view.
 
-Memory holds one decoded view at a time, of a dataset a part of it. A decoded answer for pixels is some thirty times its record.
+Memory holds one decoded view at a time, or for a dataset a part of one. A decoded answer for pixels is some thirty times its record.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from launcher.labels.bank import Bank
 from launcher.show.text import counted
 
 Labels = Mapping[str, np.ndarray]
-"""The labels of a view: `image` int32 (labels,), the images' indices; `logits` float32 (labels, kept); where the largest alone are kept
-also `classes` int32 (labels, kept) and `residual` float32 (labels,), the log-sum-exp of the logits of all other classes; where features are
-kept, `features` float32 (labels, width) or (labels, rows, columns, width). In a bank of pixels as PixelFormat.tensors says."""
+"""The labels of a view: `image` int32 (labels,), the images' indices; `logits` float32 (labels, kept); if only the largest are kept,
+also `classes` int32 (labels, kept) and `residual` float32 (labels,), the log-sum-exp of the logits of all other classes; if features are
+kept, `features` float32 (labels, width) or (labels, rows, columns, width). For a bank of pixels, see PixelFormat.tensors."""
 
 CARD = "README.md"
 
@@ -79,7 +79,7 @@ def _as_safetensors(file: Path, _view: int, parts: Iterable[Labels]) -> int:
     except ImportError as error:
         raise mistake("--as", "the package safetensors is missing", "pip install safetensors, or take npz") from error
     labels = _joined(parts)
-    # it writes an array's memory as it lies, whatever its order
+    # it writes an array's memory as is, whatever its order
     save_file({name: np.ascontiguousarray(values) for name, values in labels.items()}, file.with_suffix(".safetensors"))
     return len(labels["image"])
 
@@ -88,7 +88,7 @@ def _as_json_lines(file: Path, view: int, parts: Iterable[Labels]) -> int:
     total = 0
     with open(file.with_suffix(".jsonl"), "w", encoding="utf-8") as written:
         for labels in parts:
-            for row in range(len(labels["image"])):  # one at a time: as Python's numbers they take eight times the room
+            for row in range(len(labels["image"])):  # one at a time: as Python numbers they take eight times the memory
                 one = {name: values[row].tolist() for name, values in labels.items()}
                 written.write(json.dumps({"view": view, **one}) + "\n")
             total += len(labels["image"])
@@ -96,7 +96,7 @@ def _as_json_lines(file: Path, view: int, parts: Iterable[Labels]) -> int:
 
 
 def _card(bank: Bank) -> str:
-    """The dataset's card, whose head tells `datasets` where the rows are."""
+    """The dataset card; its header tells `datasets` where the rows are."""
     about = bank.manifest["created"]
     others = "" if not bank.records.top_k else "; `residual` is the log-sum-exp of the logits of all other classes"
     names = "".join(f"- {index}: {name}\n" for index, name in enumerate(about.get("class names", [])))
@@ -116,4 +116,4 @@ KINDS: Mapping[str, Callable[[Path, int, Iterable[Labels]], int]] = {
     "safetensors": _as_safetensors,
     HUGGING_FACE: _as_json_lines,
 }
-"""By name: writes the labels of a view, which come in parts, to a file without its ending, and gives their number."""
+"""By name: writes the labels of a view, which come in parts, to a file named without suffix, and returns their number."""

@@ -1,4 +1,4 @@
-"""Several label banks as one: parts that several jobs filled, with the same teacher, images and views."""
+"""Merge label banks: parts that several jobs filled, with the same teacher, images and views."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Merged:
 
     target: Path
     added: int
-    """Labels that the target had not before."""
+    """Labels that the target did not have."""
     conflicts: int
-    """Labels of which banks hold two: the target's own is kept, or that of the bank named first."""
+    """Labels that differ between banks: the target's own is kept, or that of the bank named first."""
     damaged: int
-    """Records that no bank holds whole, although one has written them."""
+    """Records that were written, but that no bank holds whole."""
 
     def __str__(self) -> str:
         parts = [f"{self.target}: {counted(self.added, 'label')} added"]
@@ -37,13 +37,13 @@ class Merged:
 
 
 def merge(sources: Sequence[Bank], target: Path) -> Merged:
-    """Write all labels of some banks into one, new or begun. Killed at any moment and started again, it goes on.
+    """Write all labels of several banks into one, new or begun. If it is killed and started again, it continues.
 
     A view that is complete in the target stays as it is. One that has changed since it was complete keeps its checksum, so that
     verification reports it, until a bank has the whole view.
 
     Raises:
-        UserError: the banks are of different teachers, images or views; it names all in which they differ.
+        UserError: the banks are of different teachers, images or views; it names every difference.
         OSError: the disk is full.
     """
     own = rules()
@@ -77,7 +77,7 @@ def merge(sources: Sequence[Bank], target: Path) -> Merged:
 
 
 def _is_complete(bank: Bank, view: int) -> bool:
-    """Whether a view's file is the one that was complete."""
+    """Whether a view's file is unchanged since it was complete."""
     file = bank.file(view)
     noted = bank.checksums.get(file.name) if view in bank.views and not bank.wrong_size(view) else None
     return noted is not None and noted == rules().sha256_of(file)

@@ -1,4 +1,4 @@
-"""Verification of a label bank: every record has its seal, every complete view its checksum, and the whole the digest that was noted."""
+"""Verification of a label bank: every record has its seal, every complete view its checksum, and the bank the recorded digest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Verified:
     absent: int
     """Records that were never written, of images that a view draws."""
     problems: list[str]
-    """What is damaged; empty: nothing is."""
+    """What is damaged; empty if nothing is."""
 
     def __str__(self) -> str:
         whole, absent = counted(self.whole, "whole label"), f"{self.absent:,} absent"
@@ -28,7 +28,7 @@ def verify(bank: Bank, digest: str | None = None) -> Verified:
     """Read every record of a bank.
 
     Args:
-        digest: as `launcher label` noted it in its run's result.json, of a bank that may have been exchanged since.
+        digest: from the result.json of `launcher label`'s run, for a bank that may have been replaced since.
     """
     whole, absent, problems = 0, 0, []
     for view in bank.views:

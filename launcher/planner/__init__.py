@@ -1,1 +1,1 @@
-"""A job worked out in full, without effect: the plan, its validation, and the source package."""
+"""A job worked out in full, without side effects: the plan, its validation, and the source package."""

@@ -10,7 +10,7 @@ from typing import Any
 _COMMAND = (
     *("git", "--no-optional-locks"),  # planning writes nothing
     *("-c", "core.fsmonitor=", "-c", f"core.hooksPath={os.devnull}"),  # both name programs, which git would run
-    *("-c", f"diff.orderFile={os.devnull}"),  # a name of a missing file would end `status` and `diff`
+    *("-c", f"diff.orderFile={os.devnull}"),  # a missing file would make `status` and `diff` fail
 )
 
 _NO_FILES_OF_SUBMODULES = "--ignore-submodules=dirty"
@@ -20,7 +20,7 @@ _PLAIN = (
     *("--binary", "--no-color", "--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/", "--unified=3"),
     *("--submodule=short", _NO_FILES_OF_SUBMODULES),
 )
-"""A patch that `git apply` takes, made by git alone, whatever the settings of `diff` are."""
+"""A patch that `git apply` accepts, made by git alone, whatever the settings of `diff`."""
 
 _USERS_SCOPES = ("system", "global")
 """Settings that no repository brings."""
@@ -43,7 +43,7 @@ def tracked_or_new(folder: Path) -> list[str]:
 
 
 def state(folder: Path) -> dict[str, Any]:
-    """The commit around a folder, whether the folder is clean, and its changed files with git's letters.
+    """The commit that a folder is at, whether the folder is clean, and its changed files with git's letters.
 
     Without a repository, a commit or git: {"commit": None, "reason": …}.
     """
@@ -65,8 +65,8 @@ def patch(folder: Path, *pathspecs: str, readable: bool = False) -> bytes:
     """The uncommitted changes of tracked files, as a patch whose paths start at the folder.
 
     Args:
-        pathspecs: which files, in git's words (gitglossary(7), pathspec).
-        readable: show binary files as they are; `git apply` does not take such a patch.
+        pathspecs: which files, as git's pathspecs (gitglossary(7), pathspec).
+        readable: show binary files as they are; `git apply` does not accept such a patch.
 
     Raises:
         GitError: git cannot make it.
@@ -75,7 +75,7 @@ def patch(folder: Path, *pathspecs: str, readable: bool = False) -> bytes:
 
 
 def _git(folder: Path, *arguments: str) -> bytes:
-    """What git prints, with the filters of the user's settings and none of the repository's own. Raises GitError."""
+    """What git prints, with the filters in the user's settings and none of the repository's own. Raises GitError."""
     listed = _run("-C", str(folder), "config", "--list", "--show-scope", "-z").decode("utf-8", "surrogateescape")
     entries = listed.split("\0")
     settings = [(scope, *entry.partition("\n")[::2]) for scope, entry in zip(entries[::2], entries[1::2], strict=False)]
@@ -102,5 +102,5 @@ def _run(*arguments: str, **variables: str) -> bytes:
 
 
 def _paths(listing: bytes) -> list[str]:
-    """The paths of a listing with NUL after each."""
+    """The paths of a NUL-terminated listing."""
     return [path for path in listing.decode("utf-8", "surrogateescape").split("\0") if path]

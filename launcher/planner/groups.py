@@ -30,7 +30,7 @@ class Place:
     rank: int | None
     """Among the hosts that train, from 0; None: it does not train."""
     group: str = ""
-    """The instance group, where the job has groups."""
+    """The instance group, if the job has groups."""
     instance_type: str = ""
 
     @property
@@ -83,7 +83,7 @@ def shown(job: Job, usd_per_hour: Mapping[str, float]) -> tuple[GroupPlan, ...]:
     """A job's groups for its plan, in their own order.
 
     Args:
-        usd_per_hour: of all hosts of a group, by its name, where known.
+        usd_per_hour: for all hosts of a group, by its name, if known.
     """
     others = TEACHES if has_teacher_servers(job) else PREPROCESSES if is_remote(job) else RUNS
     training = job.compute.training_groups
@@ -100,7 +100,7 @@ def shown(job: Job, usd_per_hour: Mapping[str, float]) -> tuple[GroupPlan, ...]:
 
 
 def check(job: Job) -> Iterator[Issue]:
-    """Issues of `compute.instance_groups`, `training_groups` and the channels' groups, and of `worker_type: remote`."""
+    """Issues with `compute.instance_groups`, `training_groups` and the channels' groups, and with `worker_type: remote`."""
     compute = job.compute
     names = [group.name for group in compute.instance_groups]
     if names and compute.instance_count != 1:
@@ -121,7 +121,7 @@ def check(job: Job) -> Iterator[Issue]:
 
 
 def _training(job: Job) -> Iterator[Issue]:
-    """The number of groups that train."""
+    """Issues with the number of groups that train."""
     compute = job.compute
     several, count = len(compute.instance_groups) > 1, len(compute.training_groups)
     distributed = (compute.instance_groups and job.distribution == "smddp") or (
@@ -140,7 +140,7 @@ def _training(job: Job) -> Iterator[Issue]:
 
 
 def _kit_script(job: Job) -> Iterator[Issue]:
-    """Several groups of this kit's scripts, whose other hosts preprocess or nothing."""
+    """Issues with several groups for this kit's scripts, whose other hosts can only preprocess."""
     names = [group.name for group in job.compute.instance_groups]
     training = next((name for name in job.compute.training_groups if name in names), _likely(job))
     others = [name for name in names if name != training]
@@ -164,7 +164,7 @@ def _kit_script(job: Job) -> Iterator[Issue]:
 
 
 def _channels(job: Job) -> Iterator[Issue]:
-    """The groups of channels: they exist, and those of this kit's scripts get what they read."""
+    """Issues with channels' groups: unknown ones, and ones that lack what this kit's scripts read."""
     names = [group.name for group in job.compute.instance_groups]
     of_the_kit = job.source is None and is_remote(job) and len(names) > 1
     for channel, given in job.inputs.items():
@@ -217,7 +217,7 @@ def _unknown(key: str, name: str, names: list[str]) -> Issue:
 
 
 def _likely(job: Job) -> str:
-    """The group that most likely trains: the first with accelerators, else the first; a name where there is none."""
+    """The group that most likely trains: the first with accelerators, else the first; "gpus" if there is none."""
     groups = job.compute.instance_groups
     likely = [group.name for group in groups if group.instance_type.startswith(("ml.g", "ml.p"))]
     return next(iter([*likely, *(group.name for group in groups)]), "gpus")

@@ -10,7 +10,7 @@ from launcher.config.job import Job
 from launcher.planner.teachers import OF_PIXELS
 
 SHOWN = 5
-"""Classes of a folder that are named, as the scripts do."""
+"""Maximum classes of a folder that are named, as in the scripts."""
 
 
 def check(job: Job, places: Mapping[str, str]) -> Iterator[Issue]:
@@ -39,7 +39,7 @@ def _trains_without_labels(job: Job) -> bool:
 
 
 def _classes(place: str) -> set[str]:
-    """The class folders with something in them; none where it is no folder, cannot be read, or holds shards, which list their classes."""
+    """The class folders that are not empty; none if it is no folder, cannot be read, or holds shards, which list their classes."""
     try:
         visible = [entry for entry in os.scandir(place) if not entry.name.startswith(".")]
         if any(entry.name.endswith(".tar") for entry in visible):

@@ -9,7 +9,7 @@ from pathlib import Path
 from launcher.config.issues import Issue
 
 SAMPLES = ("digits", "photos", "shapes", "cutouts")
-"""Images that `launcher prepare` makes of packages, as the built-in configs name their folders."""
+"""Images that `launcher prepare` makes from packages, as the built-in configs name their folders."""
 
 SPLITS = ("train", "validation", "unlabelled")
 """Folders that `launcher prepare SOURCE TARGET` makes in its target: the first two, or with --unlabelled the last."""
@@ -18,13 +18,13 @@ WEIGHTS = ("dinov2-small",)
 """What `launcher weights` makes a folder of."""
 
 RECORD = "prepared.json"
-"""The target's file that says how it is made, and in the end how many images each split has."""
+"""The target's file that says how it is made and, once finished, how many images each split has."""
 
 Recorded = dict[str, str | bool | int | float | None]
 """What RECORD holds: the arguments by their names in Python, and the counts."""
 
 WRITTEN = "images in "
-"""How the names of the counts begin. They are written last: a target without any was not finished."""
+"""Prefix of the counts' names. They are written last: a target without any was not finished."""
 
 OPTIONS = {
     "size": "--size",
@@ -47,20 +47,20 @@ def command_that_makes(folder: Path) -> str | None:
 
 
 def image_counts(recorded: Recorded) -> dict[str, int]:
-    """Split -> the images that were written, by a target's record; none: the target was not finished."""
+    """Split -> the images that were written, by a target's record; empty: the target was not finished."""
     counts = {split: recorded.get(f"{WRITTEN}{split}") for split in SPLITS}
     return {split: count for split, count in counts.items() if isinstance(count, int)}
 
 
 def not_finished(key: str, target: Path, recorded: Recorded) -> Issue:
-    """The mistake of a target that lacks images, as its record has no counts."""
+    """The issue for a target that lacks images, since its record has no counts."""
     return Issue(
         key=key, found=f"{target} was not finished", fix=f"prepare it to its end: {_command(target, recorded)}"
     )
 
 
 def _command(target: Path, recorded: Recorded) -> str:
-    """The command that made a target, or began to, and that continues it."""
+    """The command that made, or began, a target, and that continues it."""
     words = ["launcher", "prepare", str(recorded.get("source", "SOURCE")), str(target)]
     for name, option in OPTIONS.items():
         if recorded.get(name) is not None:
@@ -69,8 +69,8 @@ def _command(target: Path, recorded: Recorded) -> str:
 
 
 def unfinished(key: str, folder: Path) -> Issue | None:
-    """The mistake of an input's folder that `launcher prepare` began and did not finish: training on it would go well, with whole classes
-    missing. None: it is whole, or something else made it."""
+    """The issue for an input's folder that `launcher prepare` began but did not finish: training on it would succeed, with whole classes
+    missing. None: it is complete, or something else made it."""
     folder = folder.resolve()
     if folder.name not in SPLITS:
         return None
@@ -82,7 +82,7 @@ def unfinished(key: str, folder: Path) -> Issue | None:
 
 
 def _read(target: Path) -> Recorded:
-    """A folder's record; empty where there is none, or another program's file of that name."""
+    """A folder's record; empty if there is none, or another program's file of that name."""
     try:
         found = json.loads((target / RECORD).read_bytes())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The models of timm by its version, so that a plan knows a name without timm, which would import torch."""
+"""timm's models by version, so that a plan can check a name without timm, which would import torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ USUAL_OPTIONS = {
     *("in_chans", "num_classes", "global_pool", "drop_rate", "drop_path_rate", "features_only", "out_indices"),
     *("img_size", "patch_size", "embed_dim", "embed_dims", "depth", "depths", "num_heads", "mlp_ratio", "mlp_ratios"),
 }
-"""What many of timm's models take, so that a word of these is hardly misspelt."""
+"""Options that many of timm's models take, so that these are hardly typos."""
 
 LABELLING = (LABELS, LABELS_PIXELS)
 """Scripts that build the teacher alone."""
@@ -33,7 +33,7 @@ def check(job: Job, version: str | None) -> Iterator[Issue]:
     """Names in the hyperparameters of one of this kit's scripts that timm does not know, and options that only timm can check.
 
     Args:
-        version: of timm where the job runs; None: unknown.
+        version: timm's where the job runs; None: unknown.
     """
     named = {setting: job.hyperparameters.get(setting) for setting in SETTINGS if job.source is None}
     named |= {f"students.{name}.student": own.get("student") for name, own in students(job).items()}
@@ -46,7 +46,7 @@ def check(job: Job, version: str | None) -> Iterator[Issue]:
 
 
 def _options(job: Job) -> Iterator[Issue]:
-    """The options of the models that one of this kit's scripts builds: timm's functions take any, and only building tells."""
+    """The options of the models that one of this kit's scripts builds: timm's functions accept any, and only building validates them."""
     shown = job.redacted()["hyperparameters"]
     every = {name: (shown.get(name), shown.get(f"{name}_options")) for name in SETTINGS}
     for name, own in students(job.model_copy(update={"hyperparameters": shown})).items():
@@ -66,7 +66,7 @@ def _options(job: Job) -> Iterator[Issue]:
 
 
 def check_name(key: str, name: str, version: str | None) -> Iterator[Issue]:
-    """An issue where timm knows no such model. A name with a colon is a folder or on a hub, and not timm's."""
+    """An issue if timm knows no such model. A name with a colon is a folder or on a hub, and not timm's."""
     known = models(version) if version is not None else {}
     model, dot, weights = name.partition(".")
     if not known or ":" in name or (model in known and (not dot or weights in known[model])):
@@ -99,7 +99,7 @@ def models(version: str) -> Mapping[str, frozenset[str]]:
 
 
 def _there(items: Iterable[str], versions: Sequence[str], at: int) -> Iterator[str]:
-    """The names that the version at a place has, of items with bounds."""
+    """The names in the version at index `at`, from items with bounds."""
     for item in items:
         rest, _, last = item.partition("<")
         name, _, first = rest.partition(">=")

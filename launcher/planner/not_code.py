@@ -1,4 +1,4 @@
-"""What lies in a source folder and is no code: earlier runs, and the data of the job's own inputs."""
+"""What a source folder holds besides code: earlier runs, and the data of the job's own inputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launcher.record import records
 from launcher.show.text import listed
 
 A_RUNS_NAME = re.compile(r"-\d{8}-\d{6}-[a-z]{4}(?=/)")
-"""How the name of a folder ends that may be a run's (`records.NAME`), inside a path."""
+"""The end of a folder's name that may be a run's (`records.NAME`), inside a path."""
 
 
 def below(path: str, folders: Iterable[str]) -> bool:
@@ -24,7 +24,7 @@ def below(path: str, folders: Iterable[str]) -> bool:
 def inputs_inside(source: Path, job: Job) -> dict[str, list[str]]:
     """The job's inputs that lie in its source folder, by their paths there, each with its channels.
 
-    Not one that is the source folder itself or holds the script: that is code too.
+    One that is the source folder itself or holds the script is left out: it is code too.
     """
     found: dict[str, list[str]] = {}
     for channel, given in job.inputs.items():
@@ -44,7 +44,7 @@ def inputs_inside(source: Path, job: Job) -> dict[str, list[str]]:
 
 
 def not_read_as_channels(script: Path, left: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
-    """Those of some inputs of which the script names no channel's variable: it may read them where they lie here.
+    """The inputs for which the script does not name every channel's variable: it may read them where they lie here.
 
     Args:
         left: their paths, each with its channels.
@@ -78,7 +78,7 @@ def inputs_left_out(left: Mapping[str, Sequence[str]], ignore_file: str) -> Issu
 
 
 def runs_among(folder: Path, paths: Iterable[str]) -> set[str]:
-    """The folders, relative to `folder`, of which some of its paths belong to runs: the present run store, others, single runs."""
+    """The folders, relative to `folder`, that hold runs among its paths: the current run store, others, single runs."""
     store, whole = records.store().resolve(), folder.resolve()
     found = {store.relative_to(whole).as_posix()} if whole in store.parents else set()
     seen: dict[str, str] = {}
@@ -96,7 +96,7 @@ def without_runs(place: Path, folders: Sequence[str], names: Collection[str], *,
     """A folder's subfolders without runs; None for a run store, which is left out whole.
 
     Args:
-        names: of the files right in it. Python files make it a folder of code that also holds runs.
+        names: of the files directly in it. Python files make it a folder of code that also holds runs.
         top: it is the source folder.
     """
     others = [name for name in folders if not is_run(place / name)]

@@ -1,4 +1,4 @@
-"""Where a trial of a study or of a tuning, or a replay, keeps its checkpoints in S3: apart from those of the training and of others."""
+"""Where a trial of a study or tuning, or a replay, keeps its checkpoints in S3: apart from the training's and others'."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ Kind = Literal["study", "tune", "replay"]
 
 
 def own_prefix(prefix: str, kind: Kind) -> str:
-    """A prefix for one run beside a job's, `<above>/<kind>-<8 hex digits>/<last>`: below it SageMaker would copy the run's checkpoints to
-    the hosts of every later job of that prefix. Below it all the same where that is a bucket, which has nothing beside it."""
+    """A prefix for one run beside a job's, `<above>/<kind>-<8 hex digits>/<last>`: below the job's, SageMaker would copy the run's
+    checkpoints to the hosts of every later job with that prefix. A bucket has nothing beside it: the run's prefix is then below it."""
     bucket, *folders = prefix.removeprefix("s3://").rstrip("/").split("/")
-    if len(folders) > 1 and OWN.fullmatch(folders[-2]):  # of a run that has one
+    if len(folders) > 1 and OWN.fullmatch(folders[-2]):  # of a run that has one already
         del folders[-2]
     own = f"{kind}-{secrets.token_hex(4)}"
     return "s3://" + "/".join((bucket, *folders[:-1], own, *folders[-1:]))
 
 
 def with_own_checkpoints(job: Job, kind: Kind) -> Job:
-    """The job of a trial, whose checkpoints lie in a folder of its own beside the job's: one that went on from another's, or from the
-    training's, would measure something else, and the training would go on from the trial's.
+    """The job of a trial, with its own checkpoint folder beside the job's: a trial that resumed from another's checkpoints, or from the
+    training's, would measure something else, and the training would resume from the trial's.
 
     Args:
         kind: what it is a trial of.

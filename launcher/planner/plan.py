@@ -1,4 +1,4 @@
-"""Plan: everything that a run will do, worked out without effect, and the values it is made of."""
+"""Plan: everything that a run will do, worked out without side effects, and the values it is made of."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_StoppingCondition.
 
 
 def longest_hours(max_hours: float) -> float:
-    """Hours after which a job's processes are gone at the latest: `compute.max_hours`, and the time that they have to stop."""
+    """Hours after which a job's processes are gone at the latest: `compute.max_hours` plus the time that they have to stop."""
     return max_hours + STOP_SECONDS / 3600
 
 
@@ -50,10 +50,10 @@ class HostPlan:
     environment: dict[str, str] = field(default_factory=dict)
     """What the backend sets for the toolkit. The toolkit adds the SM_* variables of the job."""
     group: str = ""
-    """The instance group, where the job has groups."""
+    """The instance group, if the job has groups."""
 
     def text(self) -> str:
-        """What it runs, in a line for people."""
+        """One line for people: what it runs."""
         where = ", ".join(filter(None, [self.group, self.address if self.address != self.name else ""]))
         command = shlex.join(self.command)
         return f"{where}: {command}" if where else command
@@ -70,7 +70,7 @@ class GroupPlan:
     does: str
     """trains, preprocesses (and runs the teacher), or runs the script."""
     usd_per_hour: float | None = None
-    """Of all its hosts, on demand; None: unknown, or free."""
+    """For all its hosts, on demand; None: unknown, or free."""
 
     def text(self, max_hours: float | None) -> str:
         """One line for people. `max_hours`: of the job; None: it is free."""
@@ -108,7 +108,7 @@ class Price:
     per_hour: float | None
     """US dollars an hour for the whole cluster, on demand; None: unknown."""
     ceiling: float | None
-    """US dollars at most until the results are uploaded: `longest_hours` of the cluster, and the warm pool's time; None: unknown."""
+    """Maximum US dollars until the results are uploaded: `longest_hours` of the cluster plus the warm pool's time; None: unknown."""
     text: str
     """One line for people: the price and its source, or how to find it out."""
 
@@ -147,11 +147,11 @@ class Plan:
     uploads: tuple[Upload, ...] = ()
     """Data on this machine that goes to S3 before the job starts."""
     request: dict[str, Any] | None = None
-    """The exact CreateTrainingJob request, secrets included; None for other backends and where the plan has errors."""
+    """The exact CreateTrainingJob request, secrets included; None for other backends and if the plan has errors."""
     price: Price | None = None
-    """What the job costs at most; None where it runs on this machine."""
+    """What the job costs at most; None if it runs on this machine."""
     groups: tuple[GroupPlan, ...] = ()
-    """The instance groups, where the job has groups. `hosts` lists those that train first."""
+    """The instance groups, if the job has any. `hosts` lists those that train first."""
     about: Mapping[str, str] = field(default_factory=dict)
     """What else the backend prints, by name."""
     differences: Mapping[str, str] = field(default_factory=dict)
@@ -204,7 +204,7 @@ class Plan:
         """The plan as a real sagemaker.train.ModelTrainer (SDK v3), with its inputs: `train(wait=False)` sends `request`. Before that,
         `launcher.upload(plan)` must put the code and the `uploads` into S3.
 
-        A ModelTrainer cannot express three parts of `request`: it makes the job's name of `job.name` and the time,
+        A ModelTrainer cannot express three parts of `request`: it builds the job's name from `job.name` and the time,
         SageMaker's own profiling, which costs, is not turned off (`ProfilerConfig`), and `EnableSageMakerMetricsTimeSeries` is not sent.
 
         Args:
@@ -276,12 +276,12 @@ class Plan:
         return html.box(f"plan {self.name}", " · ".join(about), found + html.pairs(rows) + settings, end)
 
     def text(self, *opened: Part, start: str = START) -> str:
-        """As `print(plan)` shows it, with what is folded there in full: "files", "env", "differences".
+        """As `print(plan)` shows it, but with the `opened` parts in full: "files", "env", "differences".
 
         Args:
             start: the call or command that starts the plan.
         """
-        hosts = [counted(len(self.hosts), "host")] if self.hosts else []  # none where the job has errors
+        hosts = [counted(len(self.hosts), "host")] if self.hosts else []  # none if the job has errors
         about = ", ".join([self.backend, *hosts, f"at most {self.job.compute.max_hours:g} h"])
         title = ": ".join(filter(None, [f"plan {self.name}", plan_text.counts(self.issues)]))
         lines = [title, *plan_text.headlines(self.issues)]
@@ -308,14 +308,14 @@ class Plan:
         return self.text()
 
     def _students(self) -> dict[str, str]:
-        """What each of a job's students has of its own, as one line."""
+        """Each student's own settings, as one line."""
         return {
             name: ", ".join(f"{key} {value}" for key, value in own.items()) or "as the others"
             for name, own in students(self.job).items()
         }
 
     def _group_texts(self) -> list[str]:
-        """What the printed plan says of each instance group."""
+        """What the printed plan says about each instance group."""
         hours = self.job.compute.max_hours if self.price is not None else None
         return [group.text(hours) for group in self.groups]
 
@@ -327,7 +327,7 @@ def run_name(job: str, planned: datetime) -> str:
 
 
 def refuse_cost(plan: Plan, max_cost: float) -> None:
-    """Raise a UserError where a plan could cost more than `max_cost` US dollars, or its price is unknown."""
+    """Raise UserError if a plan could cost more than `max_cost` US dollars, or its price is unknown."""
     if plan.price is None:
         return
     if plan.price.ceiling is None:
@@ -338,12 +338,12 @@ def refuse_cost(plan: Plan, max_cost: float) -> None:
 
 
 def refuse_errors(planned: Plan) -> None:
-    """Raise a UserError with all of a plan's errors, where it has any."""
+    """Raise UserError with all of a plan's errors, if it has any."""
     if planned.errors:
         raise UserError(planned.errors, f"the plan for {planned.job.name}")
 
 
 def _near(place: str) -> str:
-    """A path, relative to the current folder where it lies below it."""
+    """A path, relative to the current folder if it lies below it."""
     here = os.getcwd()
     return os.path.relpath(place, here) if Path(place).is_absolute() and Path(place).is_relative_to(here) else place

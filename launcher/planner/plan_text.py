@@ -1,4 +1,4 @@
-"""Parts of a plan as people read it: one screen, with what fills several of them folded to a line that says how to open it."""
+"""Parts of a plan as people read it: one screen, with long parts folded to a line that says how to open them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHOWN_HOSTS = 2
 """Hosts of a group whose commands are printed in full."""
 
 LARGE = 1_000_000
-"""Bytes of a file that is named although the files are folded: most often it should not travel."""
+"""Bytes from which a file is named even if the files are folded: most often it should not travel."""
 
 
 MANY = 4
@@ -35,7 +35,7 @@ MANY = 4
 
 
 def counts(issues: Collection[Issue]) -> str:
-    """`2 errors, 1 warning`; "" where there is nothing to say."""
+    """`2 errors, 1 warning`; "" if there is nothing to say."""
     found = [
         counted(number, level, "not checked" if level == "not checked" else "")
         for level in LEVELS
@@ -83,7 +83,7 @@ def environment(values: Mapping[str, str], opened: bool) -> list[str]:
 
 
 def defaults(origins: Mapping[str, str]) -> list[str]:
-    """What the job has of its user's and its project's defaults, in a line for each file."""
+    """What the job takes from the user's and the project's defaults, one line per file."""
     keys: dict[str, list[str]] = {}
     for key, origin in origins.items():
         keys.setdefault(origin.partition(" (line ")[0], []).append(key)
@@ -91,7 +91,7 @@ def defaults(origins: Mapping[str, str]) -> list[str]:
 
 
 def _few(keys: Collection[str]) -> Iterator[str]:
-    """Dotted keys; of a section with many, their number."""
+    """Dotted keys; for a section with many, their number."""
     for section, below in groupby(keys, key=lambda key: key.partition(".")[0]):
         names = list(below)
         yield from names if len(names) <= MANY else [f"{len(names)} {section}"]

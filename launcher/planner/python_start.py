@@ -15,7 +15,7 @@ from launcher.config.job import Job
 from launcher.planner.source_package import SourceFile, kit_files
 
 FILE, OF_THE_SOURCE = "sitecustomize.py", "sitecustomize_of_the_source.py"
-"""The launcher's, and the name that the source folder's own travels under (launcher_observer/hidden_start.py)."""
+"""The launcher's file, and the name under which the source folder's own travels (launcher_observer/hidden_start.py)."""
 
 HEAD = b'"""Made by vision-launcher. Every Python process of the job runs it first."""'
 PACKAGE = "launcher_observer"
@@ -24,13 +24,13 @@ SWITCH = "LAUNCHER_OBSERVE"
 """The variable by which a job's environment switches the observer off, for all or for some of its processes."""
 
 MEASURED_RUN = re.compile(rb"^\s*(?:from|import)\s+training\.engine\.run\b", re.MULTILINE)
-"""What the scripts of this kit have in common, and others that train by its loop."""
+"""What this kit's scripts have in common, and others that train with its loop."""
 
 
 def with_python_start(
     files: list[SourceFile], *, observe: bool, secrets: Mapping[str, Mapping[str, str]]
 ) -> list[SourceFile]:
-    """The files, with FILE and what it imports where there is anything to start. Of a recorded run, FILE is made anew.
+    """The files, with FILE and what it imports if there is anything to start. For a recorded run, FILE is rebuilt.
 
     Args:
         observe: whether the observer starts.
@@ -57,7 +57,7 @@ def text(*, observe: bool, secrets: Mapping[str, Mapping[str, str]]) -> bytes:
 
 
 def why_not_observed(job: Job, files: list[SourceFile]) -> str:
-    """Why the observer does not start in a job's processes; "" where it does.
+    """Why the observer does not start in a job's processes; "" if it does.
 
     Args:
         files: the source files.

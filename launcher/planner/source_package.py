@@ -62,7 +62,7 @@ SECRET_FILES = (
         "secrets.y*ml",
     ),
 )
-"""Patterns, in small letters, of files that tools keep keys and passwords in."""
+"""Lowercase patterns of files that tools keep keys and passwords in."""
 
 COMMIT_FILE = "training/source.json"
 """Where a script finds the commit of its source, which the model card names. The launcher writes it."""
@@ -72,7 +72,7 @@ LINK_OUT, LINK_TO_UNLISTED = "a link to outside the folder", "a link to a file t
 """Why a file is left out as unsafe."""
 
 LINK_TO_FOLDER, OTHER_REPOSITORY = "a link to a folder", "a repository of its own"
-"""Why a folder, of which only files travel, is left out."""
+"""Why a folder is left out: only files travel."""
 
 MAX_FILES = 10_000
 """More files than this, and the folder is not a source folder."""
@@ -107,7 +107,7 @@ class SourceFile:
 
 
 def source_folder(job: Job) -> Path:
-    """The folder that holds the script. Raises UserError where `source` is not a path."""
+    """The folder that holds the script. Raises UserError if `source` is not a path."""
     if job.source is None:
         return entrypoints_folder()
     try:
@@ -121,12 +121,12 @@ def source_folder(job: Job) -> Path:
 def source_files(source: Path, job: Job | None = None) -> tuple[list[SourceFile], list[Issue]]:
     """The source package of a folder, sorted by path: what git tracks or would track, less the ignore file's patterns.
 
-    Runs do not travel, nor the data of the job's own inputs, which reach the script as channels; Python files among them do.
+    Runs do not travel, nor do the data of the job's own inputs, which reach the script as channels; Python files among them do.
     A folder of the user's own also gets this kit's PACKAGES, so that any script can use `training`, unless it has a
     module `training` of its own: a folder of data may have that name. With that package comes a file that names the source's commit.
 
     Args:
-        job: whose code it is; None: no job's, and nothing is known of inputs.
+        job: whose code it is; None: no job's, and no inputs are known.
 
     Returns:
         The files; and what keeps the folder from being packaged, or warnings that name inputs and unsafe files that are left out.
@@ -163,7 +163,7 @@ def source_files(source: Path, job: Job | None = None) -> tuple[list[SourceFile]
 
 
 def kit_files(package: str) -> list[SourceFile]:
-    """The files of one of this kit's packages. Raises UserError where git cannot list them."""
+    """The files of one of this kit's packages. Raises UserError if git cannot list them."""
     kit = entrypoints_folder()
     try:
         listed, _ = _listed(kit)
@@ -177,7 +177,7 @@ def kit_files(package: str) -> list[SourceFile]:
 
 
 def why_left_out(source: Path, path: str, listed: Collection[str], ignored: Sequence[str] = ()) -> str:
-    """Why a file of a source folder stays on this machine, whatever carries the others; "" where it travels.
+    """Why a file of a source folder stays on this machine, whatever carries the others; "" if it travels.
 
     Args:
         path: the file's, below `source`.
@@ -198,7 +198,7 @@ def why_left_out(source: Path, path: str, listed: Collection[str], ignored: Sequ
 
 
 def _why_no_file(place: Path) -> str:
-    """Why what git or a walk lists is no file; "" where it is one, or is gone. Git lists a submodule or a repository in it as one path."""
+    """Why a path that git or a walk lists is no file; "" if it is one, or is gone. Git lists a submodule or nested repository as one."""
     if not place.is_dir():
         return ""
     return LINK_TO_FOLDER if place.is_symlink() else OTHER_REPOSITORY
@@ -280,8 +280,8 @@ def recorded_files(folder: Path) -> list[SourceFile]:
 
 
 def code_checksum(files: Sequence[SourceFile]) -> str:
-    """A checksum of the paths and contents of the source files. COMMIT_FILE is left out, so a commit that changes none of them
-    keeps it.
+    """A checksum of the paths and contents of the source files. COMMIT_FILE is left out, so a commit that changes no other
+    file keeps the checksum.
 
     Returns:
         The first 16 digits of a SHA-256.
@@ -344,7 +344,7 @@ _JUDGED: dict[bytes, dict[str, int]] = {}
 
 
 def _secrets_in(content: bytes) -> dict[str, int]:
-    """As `secrets_in_text`, once a process for each content."""
+    """As `secrets_in_text`, once per process for each content."""
     digest = hashlib.sha256(content).digest()
     if digest not in _JUDGED:
         _JUDGED[digest] = secrets_in_text(content)
@@ -355,10 +355,10 @@ def _listed(folder: Path, data: Collection[str] = ()) -> tuple[list[str], set[st
     """Relative paths of a folder's files: what git tracks or would track, or all without a repository, but no run and no data.
 
     Args:
-        data: relative paths of folders and files of which Python files alone are listed.
+        data: relative paths of folders and files of which only Python files are listed.
 
     Returns:
-        The paths, and which of `data` have others.
+        The paths, and which of `data` hold other files.
 
     Raises:
         CannotListError: git fails, or the files are too many.
@@ -386,7 +386,7 @@ def _listed(folder: Path, data: Collection[str] = ()) -> tuple[list[str], set[st
 
 
 def _walked(folder: Path, data: Collection[str], runs: Collection[str]) -> Iterator[str]:
-    """Relative paths of all files in a folder, without runs. A folder of data is not searched below one without Python files."""
+    """Relative paths of all files in a folder, without runs. In a folder of data, the search stops at one without Python files."""
     for place, folders, names in os.walk(folder):
         below = Path(place).relative_to(folder)
         kept = not_code.without_runs(Path(place), folders, names, top=Path(place) == folder)
@@ -399,7 +399,7 @@ def _walked(folder: Path, data: Collection[str], runs: Collection[str]) -> Itera
         links = [name for name in folders if (Path(place) / name).is_symlink()]
         yield from ((below / name).as_posix() for name in (*names, *links))
         if not_code.below(below.as_posix(), data) and not any(name.endswith(".py") for name in names):
-            yield from (f"{(below / name).as_posix()}/" for name in folders)  # left out, as all that is in them
+            yield from (f"{(below / name).as_posix()}/" for name in folders)  # left out, with all that is in them
             folders.clear()
 
 
@@ -426,5 +426,5 @@ def _matches(path: str, patterns: Sequence[str]) -> bool:
 
 @functools.cache
 def _any_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
-    """What matches one of shell's patterns; of none, nothing."""
+    """A regex that matches any of the shell patterns; without any, nothing."""
     return re.compile("|".join(map(fnmatch.translate, patterns)) or r"(?!)")

@@ -24,7 +24,7 @@ HELD_OUT = ("validation", "val", "valid")
 """Names of a folder of held-out images, the kit's own first."""
 
 SHOWN = 8
-"""Scripts or folders among which to choose that are named."""
+"""Maximum scripts or folders that are named as choices."""
 
 DEFAULT_SCRIPT = "train_classifier.py"
 
@@ -39,18 +39,18 @@ class Images:
     channels: Mapping[str, Path]
     """Channel -> folder: `train` and `validation`, or `train` alone."""
     classes: int
-    """Subfolders of the training images; 0: they lie in no class folders."""
+    """Subfolders of the training images; 0: there are no class folders."""
     count: int
     """Training images; 0: in tar shards, which are not opened."""
 
 
 @dataclass(frozen=True)
 class Script:
-    """A training script of the user's."""
+    """A user's training script."""
 
     file: Path
     settings: tuple[Described, ...]
-    """What a job may give it; none where they cannot be read, as `unread` says."""
+    """What a job may give it; none if they cannot be read, as `unread` says."""
     unread: str
     channels: tuple[str, ...]
     """The data channels that it names, as SM_CHANNEL_<NAME>."""
@@ -75,7 +75,7 @@ def _scripts(folder: Path) -> list[Path]:
 
 
 def find_images(folder: Path) -> Path | None:
-    """The only folder of images near: the folder itself, one in it, or one in its `data`. None: there is none, or several."""
+    """The only folder of images nearby: the folder itself, one in it, or one in its `data`. None: there is none, or several."""
     if _channels(folder):
         return folder
     found = _image_folders(folder)
@@ -89,7 +89,7 @@ def _image_folders(folder: Path) -> list[Path]:
 
 
 def nothing_found(folder: Path) -> Issue:
-    """The mistake of a folder in which there is neither one script nor one folder of images, with what is there instead."""
+    """The issue for a folder with neither exactly one script nor exactly one folder of images, with what is there instead."""
     scripts, images = _scripts(folder), _image_folders(folder)
     found = "neither one training script nor one folder of images is here"
     several = [
@@ -133,7 +133,7 @@ def look_at_images(folder: Path) -> Images:
 
 
 def look_at_script(file: Path) -> Script:
-    """What a script takes, from its text; nothing of it runs.
+    """What a script takes, read from its text; nothing in it runs.
 
     Raises:
         UserError: there is no such file, it is not Python, or has a name that no job may give.
@@ -161,7 +161,7 @@ def look_at_script(file: Path) -> Script:
 
 
 def _free_name(file: Path) -> Path:
-    """What a script may be called instead: a name near its own, of no file."""
+    """A name that a script may have instead: close to its own, and not taken."""
     near = file.with_name(portable_script(file.name))
     numbered = (near.with_stem(f"{near.stem}_{number}") for number in itertools.count(2))
     return next(path for path in itertools.chain([near], numbered) if not path.exists())
@@ -173,7 +173,7 @@ def config_text(
     """A commented config for this machine, with what SageMaker needs as comments.
 
     Args:
-        file: where it will lie; paths in it are relative to the current folder, from which jobs are started.
+        file: where it will be; paths in it are relative to the current folder, from which jobs are started.
         script: None: the kit's classifier.
         images: None: the script gets no input.
         image: SageMaker's, as a config has it.
@@ -242,7 +242,7 @@ def _refuse_for_the_classifier(images: Images) -> None:
 
 
 def _split_folder(folder: Path) -> str:
-    """Where `launcher prepare` may write a folder's images: in `data`, or beside it, where that is the folder or lies in it."""
+    """Where `launcher prepare` may write a folder's images: in `data`, or beside the folder if that is or contains `data`."""
     whole = folder.resolve()
     inside, name = Path("data"), f"{whole.name}-split"
     if whole not in (inside.resolve(), *inside.resolve().parents):
@@ -264,7 +264,7 @@ def _own_script(script: Script) -> list[str]:
 
 
 def _inputs(script: Script | None, images: Images | None) -> list[str]:
-    """The section `inputs`: every channel that the script names, as far as there are images for it."""
+    """The section `inputs`: every channel that the script names, with the images there are for it."""
     folders = dict(images.channels) if images else {}
     wanted = list(script.channels) if script and script.channels else list(folders)
     held_out = folders.get("validation")
@@ -284,7 +284,7 @@ def _inputs(script: Script | None, images: Images | None) -> list[str]:
 
 
 def _classifier_settings(images: Images | None) -> list[str]:
-    """Few settings, and no more images a step than there are."""
+    """A few settings, with no more images per step than there are."""
     batch = 64
     while images is not None and images.count and batch > max(1, images.count):
         batch //= 2
@@ -321,7 +321,7 @@ def _channels(folder: Path) -> dict[str, Path]:
 
 
 def _subfolders(folder: Path) -> list[Path]:
-    """Those that can be read."""
+    """The subfolders that can be read."""
     if not folder.is_dir():
         return []
     return sorted(
@@ -332,7 +332,7 @@ def _subfolders(folder: Path) -> list[Path]:
 
 
 def _classes(folder: Path) -> list[Path]:
-    """The subfolders with images right in them."""
+    """The subfolders with images directly in them."""
     endings = image_endings()
     return [one for one in _subfolders(folder) if any(file.name.lower().endswith(endings) for file in one.iterdir())]
 
@@ -342,7 +342,7 @@ def _count(folder: Path) -> int:
 
 
 def _images(folder: Path) -> Iterator[str]:
-    """The images below a folder, in linked ones too."""
+    """The images below a folder, including linked folders."""
     endings = image_endings()
     for _, folders, files in walk(folder):
         folders[:] = [name for name in folders if name not in ALWAYS_EXCLUDED and not name.startswith(".")]

@@ -1,4 +1,4 @@
-"""Whether a teacher on this machine fits its student, by the config.json beside its weights; of the weights nothing is loaded."""
+"""Whether a teacher on this machine fits its student, by the config.json beside its weights; no weights are loaded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OF_PIXELS = (PIXELS, LABELS_PIXELS)
 SCRIPTS = (TRAINS, LABELS, *OF_PIXELS)
 
 MAX_BYTES = 64 * 2**20
-"""Of an archive that are unpacked in search of its config.json, which takes half a second; and more than any config.json has."""
+"""Bytes unpacked from an archive in search of its config.json, which takes half a second; and more than any config.json has."""
 
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
 """As in training.models.files."""
@@ -39,7 +39,7 @@ class _NotSeen(Exception):
 
 
 def check(job: Job, places: Mapping[str, str]) -> Iterator[Issue]:
-    """Issues of the channel `teacher` of one of this kit's scripts: its kind, classes, channels and image size.
+    """Issues with the channel `teacher` of one of this kit's scripts: its kind, classes, channels and image size.
 
     Args:
         places: channel -> its folder or file, for those on this machine.
@@ -74,13 +74,13 @@ def check(job: Job, places: Mapping[str, str]) -> Iterator[Issue]:
 
 
 def _labels_alone(script: str, settings: Mapping[str, Any]) -> bool:
-    """Whether a model with these settings asks no teacher."""
+    """Whether a model with these settings needs no teacher."""
     labels = settings.get("hard_label_weight", 1 if script in OF_PIXELS else 0.5)
     return labels == 1 and not settings.get("teacher_loss_weight") and not settings.get("features")
 
 
 def _about(job: Job, described: Mapping[str, Any], places: Mapping[str, str]) -> Iterator[Issue]:
-    """What a description says against a job, as `training.teacher.frozen` would."""
+    """Conflicts between a description and a job, as `training.teacher.frozen` would find them."""
     pixels, settings = job.script in OF_PIXELS, job.hyperparameters
     if pixels == ("decoder" not in described):
         kind, other = ("an image", "train_kd.py") if pixels else ("every pixel", PIXELS)
@@ -98,7 +98,7 @@ def _about(job: Job, described: Mapping[str, Any], places: Mapping[str, str]) ->
         made_with, taught = _mapping(settings.get("teacher_options")), 3
     taught = made_with.get("in_chans", taught)
     options = "model_options" if pixels else "student_options"
-    first = next(iter(students(job).values()), {})  # all see images of the same channels
+    first = next(iter(students(job).values()), {})  # all see images with the same channels
     seen = _mapping(first.get(options, settings.get(options))).get("in_chans", 3)
     if isinstance(taught, int) and isinstance(seen, int) and taught != seen:
         fix = f"write {options}: {{in_chans: {taught}}}, or take another teacher"
@@ -106,7 +106,7 @@ def _about(job: Job, described: Mapping[str, Any], places: Mapping[str, str]) ->
     known, wanted = described.get("label_names", preprocessing.get("label_names")), _classes(job, places)
     same = isinstance(known, list) and wanted is not None and len(known) == len(wanted)
     if pixels and same and _unnamed(len(known)) in (known, wanted):
-        known = wanted  # by number alone, as a segmenter's are where `class_names` is not set
+        known = wanted  # by number alone, as a segmenter's are if `class_names` is not set
     if isinstance(known, list) and known and wanted is not None and known != wanted:
         found = f"the teacher knows the classes {_some(known)}, the training images have {_some(wanted)}"
         yield error(found=found, fix="train it on the same classes, or take another teacher")
@@ -169,7 +169,7 @@ def _classes(job: Job, places: Mapping[str, str]) -> list[str] | None:
 
 
 def _image_size(settings: Mapping[str, Any]) -> list[Any] | None:
-    """A segmenter's [height, width]; None where it is not given so."""
+    """A segmenter's [height, width]; None if it is given otherwise."""
     given = settings.get("image_size", [512, 512])
     return given if isinstance(given, list) and all(isinstance(side, int) for side in given) else None
 

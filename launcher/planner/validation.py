@@ -73,7 +73,7 @@ ASKED_FOR: Mapping[str, tuple[str, Callable[[Any], bool], str]] = {
     "unlabelled": ("unlabelled", lambda value: value is not None, "hyperparameters.unlabelled={}"),
     "weights": ("pretrained", lambda value: value == "channel", "hyperparameters.pretrained=channel"),
 }
-"""Channels that this kit's scripts read where a hyperparameter asks for it: its name, whether its value does, and how one does."""
+"""Channels that this kit's scripts read if a hyperparameter asks for it: its name, a test of its value, and a setting that passes."""
 
 
 def check(job: Job, source: Path, files: list[SourceFile], world_size: int) -> list[Issue]:
@@ -110,7 +110,7 @@ def check(job: Job, source: Path, files: list[SourceFile], world_size: int) -> l
 
 
 def _place(key: str, source: Input) -> str:
-    """The absolute path that an input names. Raises UserError where it does not exist, or was not finished."""
+    """The absolute path that an input names. Raises UserError if it does not exist, or was not finished."""
 
     def problem(found: str, fix: str) -> UserError:
         return UserError([Issue(key=key, found=found, fix=fix)])
@@ -157,7 +157,7 @@ def _how_to_get(name: str, otherwise: str) -> str:
 
     Args:
         name: a run's or a job's.
-        otherwise: the fix for a run of which nothing is known.
+        otherwise: the fix for a run about which nothing is known.
     """
     commands = _commands_by_job()
     if name in commands:
@@ -177,7 +177,7 @@ def _how_to_get(name: str, otherwise: str) -> str:
 
 @cache
 def _commands_by_job() -> Mapping[str, str]:
-    """The names of the built-in configs' jobs, and of those that fill their label banks -> the command that starts one."""
+    """The names of the built-in configs' jobs, and of those that fill their label banks -> the command that starts each."""
     found: dict[str, str] = {}
     for config in builtin_configs.names():
         try:
@@ -192,7 +192,7 @@ def _commands_by_job() -> Mapping[str, str]:
 
 
 def _trains_students(earlier: records.RunFolder) -> bool:
-    """Whether a run's script is this kit's that trains several, or its copy, as of a replay: another's result may mean anything by them."""
+    """Whether a run's script is this kit's for several students, or a replay's copy: another's result may mean anything by them."""
     job = earlier.read(earlier.plan)["job"]
     return job.get("script") == students.TRAINS and students.SETTING in job.get("hyperparameters", {})
 
@@ -203,8 +203,8 @@ def _student(
     """The model folder of a run's student.
 
     Args:
-        known: the students of its result; none where it has no result on this machine.
-        problem: an error about the input, by what was found and the fix.
+        known: the students in its result; none if it has no result on this machine.
+        problem: makes an error about the input from what was found and the fix.
     """
     name = source.student
     if name is None:
@@ -251,7 +251,7 @@ def _check_batch(job: Job, source: Path, world_size: int) -> Iterator[Issue]:
 
 
 def _batch(job: Job, source: Path) -> tuple[int, str]:
-    """The global batch, given or the default of this kit's settings, and how messages call it; (0, "") where none is known."""
+    """The global batch, given or the default of this kit's settings, and how messages call it; (0, "") if none is known."""
     is_default = BATCH not in job.hyperparameters
     batch = hyperparameters.kit_default(source, job.script, BATCH) if is_default else job.hyperparameters[BATCH]
     if isinstance(batch, str) and re.fullmatch(r"\d{1,19}", batch.strip(), re.ASCII):
@@ -273,7 +273,7 @@ def check_images(job: Job, source: Path, places: Mapping[str, str], world_size: 
 def _check_count(job: Job, source: Path, places: Mapping[str, str], world_size: int) -> Iterator[Issue]:
     """A folder of training images that does not hold one global batch.
 
-    All its files count, so that what is refused here would fail there too; the files of shards hold any number.
+    All its files count, so that what is refused here would also fail in training; shards hold any number of images.
     """
     folder = Path(places.get("train", ""))
     if job.source is not None or "train" not in places or "unlabelled" in job.inputs or not folder.is_dir():
@@ -310,7 +310,7 @@ def _files_below(folder: Path, enough: int) -> int | None:
 
 
 def _check_unread(job: Job) -> Iterator[Issue]:
-    """Channels of this kit's scripts that are given and not read."""
+    """Channels of this kit's scripts that are given but not read."""
     for channel, (name, asks, fix) in ASKED_FOR.items():
         if job.source is None and channel in job.inputs and not asks(job.hyperparameters.get(name)):
             found = f"given, and {job.script} does not read it without {name}"

@@ -1,4 +1,4 @@
-"""Images prepared for training: TARGET/train and TARGET/validation, each with one folder per class, images/ and masks/, or shards; or
+"""Prepare images for training: TARGET/train and TARGET/validation, each with one folder per class, images/ and masks/, or shards; or
 TARGET/unlabelled.
 
 It runs in parallel, can be interrupted and repeated, and skips unreadable files.
@@ -59,21 +59,21 @@ def prepare(
             folder with one subfolder per class, or with images/ and masks/; the last two also below train/ and validation/ (or
             val/ or test/).
         target: gets target/train and target/validation.
-        size: scale images down to this shorter side, in pixels; smaller images stay. `shapes` and `cutouts` are drawn at it.
+        size: scale images down to this shorter side, in pixels; smaller images stay. `shapes` and `cutouts` are drawn at this size.
         validation_fraction: held-out share of each class, unless the source has a split. It is selected by file name, so a
             repeated call selects the same.
         shard_size: write tar shards of about this size, as in 100MB, with shuffled images. None: one file per image.
-        jpeg_quality: 1 to 100, of scaled JPEG and WebP images.
-        unlabelled: write target/unlabelled alone, images without labels: of a folder all in any tree, but those in the validation/, val/ or
-            test/ beside its train/; of any other source those to train on.
+        jpeg_quality: 1 to 100, for scaled JPEG and WebP images.
+        unlabelled: write only target/unlabelled, images without labels: all in a folder's tree, except those in the validation/, val/ or
+            test/ beside its train/; from any other source, those to train on.
         jobs: processes. None: the number of available cores.
 
     Returns:
         A summary for people.
 
     Raises:
-        UserError: an unknown or empty source, a class or a split of which nothing can be read, a class with held-out images alone or
-            whose name is no line of text, a missing package, or a target that was made with other arguments or is being prepared by
+        UserError: an unknown or empty source, a class or a split of which nothing can be read, a class with held-out images only or
+            whose name is not a line of text, a missing package, or a target that was made with other arguments or is being prepared by
             another process.
     """
     from tqdm import tqdm
@@ -175,7 +175,7 @@ def _bytes(text: str) -> float:
 
 
 def _listing(samples: list[Sample]) -> str:
-    """SHA-256 of a source's images by their names, classes and splits."""
+    """SHA-256 over the names, classes and splits of a source's images."""
     listed = hashlib.sha256()
     for sample in samples:
         listed.update(f"{sample.split}\0{sample.label}\0{sample.stem}\0".encode(errors="surrogateescape"))
@@ -183,7 +183,7 @@ def _listing(samples: list[Sample]) -> str:
 
 
 def _remember(target: Path, how: Recorded) -> None:
-    """Record a target's arguments, before anything is written. Refuse other arguments or images than before, whose split would differ."""
+    """Record a target's arguments before anything is written. Refuse arguments or images other than before: the split would differ."""
     file = target / RECORD
     before = read_state(file, target, ARGUMENTS)
     if before is not None:
@@ -209,7 +209,7 @@ def _remember(target: Path, how: Recorded) -> None:
 
 
 def _refuse_unlearned(source: str, samples: list[Sample]) -> None:
-    """Raise a UserError about held-out images of what no image to train on shows: every one, or a class. No model learns it."""
+    """Raise a UserError if held-out images, all or a class, have no training images: no model learns them."""
     if all(sample.split == "validation" for sample in samples):
         raise mistake(
             "SOURCE", f"{source}: no training images beside the validation images", "put images into its train/"
@@ -221,7 +221,7 @@ def _refuse_unlearned(source: str, samples: list[Sample]) -> None:
 
 
 def _classes(samples: list[Sample], split: str) -> set[str]:
-    """The classes of a split; none of images with masks or without labels."""
+    """The classes of a split; none for images with masks or without labels."""
     return {sample.label for sample in samples if sample.split == split and sample.label is not None}
 
 
@@ -233,7 +233,7 @@ def _named(classes: set[str]) -> str:
 
 
 def _refuse_emptied(source: str, target: Path, samples: list[Sample], readable: list[Sample]) -> None:
-    """Raise a UserError that lists the classes to learn and the splits of which no image can be read: nothing trains on what is left."""
+    """Raise a UserError that lists the training classes and the splits of which no image can be read: nothing trains on the rest."""
     every = Counter((sample.split, sample.label) for sample in samples)
     read = Counter((sample.split, sample.label) for sample in readable)
     emptied: list[tuple[str, str, int]] = []
@@ -256,7 +256,7 @@ def _refuse_emptied(source: str, target: Path, samples: list[Sample], readable: 
 
 
 def _not_held_out(readable: list[Sample], *, in_folders: bool) -> list[str]:
-    """A line about images to train on of which none is there to validate with, at all or of some classes.
+    """A warning about training images without validation images, for all or some classes.
 
     Args:
         in_folders: classes are folders, by which a run compares the two splits; shards come with the list of all classes.
@@ -278,7 +278,7 @@ def _quoted(target: Path) -> str:
 
 
 def _finish(target: Path, readable: list[Sample]) -> None:
-    """Record how many images each split has, for `verify`: a target that does not say so was not finished."""
+    """Record how many images each split has, for `verify`: a target without these counts was not finished."""
     file = target / RECORD
     counts = Counter(sample.split for sample in readable)
     how = read_state(file, target, ARGUMENTS) or {}

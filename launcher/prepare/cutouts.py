@@ -34,7 +34,7 @@ IGNORED = 255
 """The mask's value on a cut-out's edge, which is neither opaque nor transparent."""
 
 OPAQUE, TRANSPARENT = 230, 25
-"""Least alpha of opaque and largest of transparent pixels, of 0 to 255."""
+"""Least alpha of opaque and largest alpha of transparent pixels, 0 to 255."""
 
 HELD_OUT_WIDTH = 0.3
 """Share of the photographs' width, on the right, that only validation images show."""

@@ -11,7 +11,7 @@ from launcher.prepare.processes import Advance, spread
 from launcher.prepare.samples import Encoding, Sample, encode, reason
 
 AT_ONCE = 2000
-"""Images of one task of a process."""
+"""Images per task of a process."""
 
 
 def write(
@@ -59,7 +59,7 @@ def _write_all(target: Path, encoding: Encoding, samples: list[Sample], advance:
 def _write(data: bytes, file: Path) -> None:
     """Write a file atomically."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.part")  # not an image's ending
+    temporary = file.with_name(f".{file.name}.part")  # not an image's suffix
     temporary.unlink(missing_ok=True)  # of a killed process, or a link
     with open(temporary, "xb") as opened:
         opened.write(data)

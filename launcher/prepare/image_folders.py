@@ -14,13 +14,13 @@ from launcher.config.issues import Issue, UserError, mistake
 from launcher.prepare.samples import KEPT, Sample
 
 LONGEST = 200
-"""Bytes of a written file's name without its ending; file systems allow 255 for all of it, and while it is written it is longer."""
+"""Bytes of a written file's name without its suffix; file systems allow 255 in all, and its temporary name is longer."""
 
 HELD_OUT = ("validation", "val", "test")
-"""Folders of held-out images beside train/: the first of them that is there."""
+"""Folders of held-out images beside train/: the first that exists counts."""
 
 CONTROLS = ("Cc", "Zl", "Zp", "Cs")
-"""Unicode's categories of control characters, of line and paragraph separators, and of bytes that are no UTF-8."""
+"""Unicode categories: control characters, line and paragraph separators, and bytes that are not UTF-8."""
 
 
 def image_folder(folder: Path, validation_fraction: float) -> Iterator[Sample]:
@@ -50,24 +50,24 @@ def image_folder(folder: Path, validation_fraction: float) -> Iterator[Sample]:
 
 
 def _held_out_name(folder: Path) -> str | None:
-    """The folder of the held-out images beside train/. None: nothing is split here."""
+    """The folder of the held-out images beside train/; None if the folder is not split."""
     found = next((name for name in HELD_OUT if (folder / name).is_dir()), None)
     return found if (folder / "train").is_dir() else None
 
 
 def tree(folder: Path) -> Iterator[Sample]:
-    """All images of a tree, without labels; where the tree is split, but for those that are held out. Masks are no images."""
+    """All images of a tree, without labels; if the tree is split, except held-out ones. Masks are not images."""
     without = {*HELD_OUT} if _held_out_name(folder) is not None else set()
     for inside in _images_below(folder, without):
         yield Sample("unlabelled", None, _stem(inside), os.path.join(folder, inside))
 
 
 def _images_below(folder: Path, without: Iterable[str] = ()) -> Iterator[str]:
-    """Paths of all images below a folder, as the entry scripts find them: links are followed, hidden files and folders left out; and masks
+    """Paths of all images below a folder, as the entry scripts find them: links are followed; hidden files and folders are left out, as are masks
     beside their images.
 
     Args:
-        without: names of folders right in it that are left out too.
+        without: names of folders directly in it that are left out too.
     """
     left_out, endings = {*without}, image_endings()
     for place, folders, files in walk(folder, _refuse_unlisted):
@@ -80,7 +80,7 @@ def _images_below(folder: Path, without: Iterable[str] = ()) -> Iterator[str]:
 
 
 def _refuse_unlisted(error: OSError) -> None:
-    """Raises a UserError for a folder that cannot be listed: what it holds would be left out without a word."""
+    """Raise a UserError for a folder that cannot be listed: its content would be left out silently."""
     if not isinstance(error, FileNotFoundError):
         found = f"{error.filename} cannot be listed: {error.strerror}"
         fix = "let this user list it, or begin again when its file system is back"
@@ -92,7 +92,7 @@ def _visible_folders(folder: Path) -> list[Path]:
 
 
 def _has_masks(folder: Path) -> bool:
-    """Whether a folder holds images/ and masks/. Raises UserError where there are others beside them, which would make classes of all."""
+    """Whether a folder holds images/ and masks/. Raises UserError if there are others beside them: all would become classes."""
     names = [path.name for path in _visible_folders(folder)]
     if not {"images", "masks"} <= {*names}:
         return False
@@ -113,7 +113,7 @@ def _named_files(folder: Path, masked: bool) -> Iterator[tuple[str, str]]:
 
 
 def _require_lines(classes: list[Path]) -> None:
-    """Raise a UserError that lists the folders whose names are no line of text, as classes.txt and logs need."""
+    """Raise a UserError that lists the folders whose names are not a line of text, as classes.txt and logs need."""
     wrong = [path for path in classes if any(unicodedata.category(letter) in CONTROLS for letter in path.name)]
     if wrong:
         valid, fix = "UTF-8 text without line breaks and control characters", "rename the folder"
@@ -136,7 +136,7 @@ def _from_file(split: str, folder: Path, name: tuple[str, str], masked: bool) ->
 
 
 def _stem(path: str) -> str:
-    """A name of its own for a path below a folder."""
+    """A unique name for a path below a folder."""
     without, ending = os.path.splitext(path)
     stem = without if ending.lower() in KEPT else path  # x.bmp becomes x.bmp.png, beside x.png
     stem = stem.replace("_", "__").replace("/", "_")  # a/b.jpg and a_b.jpg stay distinct

@@ -15,7 +15,7 @@ from pathlib import Path
 from launcher.config.issues import mistake
 
 LOCK = ".prepare.lock"
-"""The target's file that is locked. It stays there: the lock ends with its process, however that ends."""
+"""The target's lock file. It stays there: the lock ends with its process, however that ends."""
 
 NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 """Errors of file systems without locks, such as Lustre mounted without flock."""
@@ -23,7 +23,7 @@ NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 
 @contextlib.contextmanager
 def alone(target: Path) -> Iterator[None]:
-    """Keep a target for this process.
+    """Reserve a target for this process.
 
     Raises:
         UserError: another process prepares it; the message says which, where and since when. Or the lock is a link: what it

@@ -1,4 +1,4 @@
-"""Parts of scikit-learn's two photographs by index: real images of a usual size, for measurements of preprocessing."""
+"""Parts of scikit-learn's two photographs by index: real images of a usual size, to measure preprocessing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work spread over processes, which end with this one, however it ends."""
+"""Spread work over processes, which end with this one, however it ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 Advance = Callable[[int], object]
-"""Called with the number of images that were done since the last call."""
+"""Called with the number of images done since the last call."""
 
 START = (
     "import sys; number, *sys.path = sys.argv[1:]; "
@@ -49,7 +49,7 @@ def spread(
     starting one would run the calling script again.
 
     Args:
-        work: a function of a module, so that it can be pickled.
+        work: a module-level function, so that it can be pickled.
         jobs: processes. With one job or one task, this process does the work.
         advance: called in this process with the progress of all.
 
@@ -89,7 +89,7 @@ def spread(
 
 
 def _start() -> tuple[Connection, subprocess.Popen[bytes]]:
-    """A new worker, and the connection to it. The worker ends with its standard input, which nothing is written to."""
+    """A new worker, and the connection to it. The worker ends when its standard input, which is never written to, closes."""
     ours, theirs = Pipe()
     with theirs:
         command = [sys.executable, "-c", START, str(theirs.fileno()), *sys.path]
@@ -97,7 +97,7 @@ def _start() -> tuple[Connection, subprocess.Popen[bytes]]:
 
 
 def _give(connection: Connection, worker: subprocess.Popen[bytes], task: tuple[Any, Any]) -> None:
-    """Send a worker what it is to do."""
+    """Send a worker its task."""
     try:
         connection.send(task)
     except OSError:
@@ -114,7 +114,7 @@ def _received(connection: Connection, worker: subprocess.Popen[bytes]) -> tuple[
 
 
 def _ended(worker: subprocess.Popen[bytes]) -> UserError:
-    """That a worker was killed."""
+    """The error that a worker was killed."""
     code = worker.wait()
     how = signal.Signals(-code).name if code < 0 else f"status {code}"
     fix = "use fewer processes (--jobs 2) where memory is short; the same command again continues"
@@ -122,7 +122,7 @@ def _ended(worker: subprocess.Popen[bytes]) -> UserError:
 
 
 def work_until_closed(number: int) -> None:
-    """In a worker: do the tasks that come, until the connection closes.
+    """In a worker: do the tasks that arrive until the connection closes.
 
     Args:
         number: the connection's file descriptor.

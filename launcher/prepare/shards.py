@@ -30,10 +30,10 @@ from launcher.prepare.state import read_state
 from launcher.record.records import write_atomically, write_json
 
 RECORDS = ".shards"
-"""The target's folder of one record per shard. They are kept, so that a lost shard can be written again."""
+"""The target's folder with one record per shard. Records are kept, so that a lost shard can be written again."""
 
 TRIED = 64
-"""Images of a split that are encoded to estimate the mean size."""
+"""Images of a split encoded to estimate the mean size."""
 
 HEADERS = 2 * 512
 """Bytes of the tar headers of an image and its class or mask."""
@@ -42,7 +42,7 @@ PlanShape = TypedDict("PlanShape", {"images of a shard": dict[str, PositiveInt]}
 
 
 class RecordShape(TypedDict):
-    """What is remembered of a written shard."""
+    """The record of a written shard."""
 
     size: int
     sha256: str
@@ -52,7 +52,7 @@ class RecordShape(TypedDict):
     mask_offsets: list[int]
     mask_lengths: list[int]
     broken: dict[int, str]
-    """Index in the split -> why it cannot be read. No names: the next call may spell the source otherwise."""
+    """Index in the split -> why it cannot be read. No names: the next call may spell the source differently."""
 
 
 PLAN, RECORD = TypeAdapter(PlanShape), TypeAdapter(RecordShape)
@@ -99,7 +99,7 @@ def write(
 
 
 def _plan(samples: list[Sample], target: Path, encoding: Encoding, size: float) -> list[_Shard]:
-    """The images of each shard: shuffled, so that each is a fair sample of its split, and constant for a target."""
+    """The images of each shard: shuffled, so that each is a fair sample of its split, and the same at every call for a target."""
     file = target / RECORDS / "plan.json"
     shards, images_of_shard = [], (read_state(file, target, PLAN) or {"images of a shard": {}})["images of a shard"]
     for split in SPLITS:
@@ -115,7 +115,7 @@ def _plan(samples: list[Sample], target: Path, encoding: Encoding, size: float) 
 
 
 def _images_of_shard(samples: list[Sample], encoding: Encoding, size: float) -> int:
-    """Images per shard of about `size` bytes, from the mean size of some. The shards of a split are equally large."""
+    """Images per shard of about `size` bytes, from the mean size of some. A split's shards have equally many images."""
     sizes = []
     for sample in samples[:TRIED]:
         try:
@@ -216,7 +216,7 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes) -> int:
 
 
 def _read_again(file: Path, size: int, checksum: str, columns: dict[str, list[int]]) -> None:
-    """Compare a shard on the disk with what was written, and its scan with the index."""
+    """Compare a shard on disk with what was written, and its scan with the index."""
     with open(file, "rb") as opened:
         on_disk = (
             hashlib.file_digest(opened, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _sha256(opened)

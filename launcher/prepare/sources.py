@@ -52,14 +52,14 @@ IDX_FILES = {
 }
 
 MAX_RATIO = 1032
-"""Bytes that one byte of deflate can hold at most. https://zlib.net/zlib_tech.html"""
+"""Most bytes that one byte of deflate can hold. https://zlib.net/zlib_tech.html"""
 
 
 def find_samples(source: str, size: int | None, validation_fraction: float, unlabelled: bool = False) -> list[Sample]:
     """A source's samples, in a fixed order.
 
     Args:
-        unlabelled: images without their labels: of a folder all, but for what it holds out; of another source those to train on.
+        unlabelled: images without their labels: all of a folder's, except held-out ones; of another source, those to train on.
 
     Raises:
         UserError: the source is unknown, empty or broken, or needs a missing package.
@@ -88,7 +88,7 @@ def find_samples(source: str, size: int | None, validation_fraction: float, unla
 
 
 def _require_names_of_their_own(samples: list[Sample]) -> None:
-    """Raise a UserError where two images would be written to one file, as x.jpg and x.JPG would, or the masks of x.jpg and x.png."""
+    """Raise a UserError if two images would be written to one file, as x.jpg and x.JPG would, or the masks of x.jpg and x.png."""
     named: dict[str, str] = {}
     for sample in samples:
         for path in folders.paths(sample):
@@ -127,7 +127,7 @@ def _has_idx(folder: Path) -> bool:
 
 
 def _without_labels(samples: Iterable[Sample]) -> Iterator[Sample]:
-    """Images to train on, without what is known of them."""
+    """Training images, without their labels and masks."""
     for number, sample in enumerate(sample for sample in samples if sample.split == "train"):
         yield sample._replace(split="unlabelled", label=None, mask=None, stem=f"{number:06d}")
 
@@ -255,7 +255,7 @@ def _idx(folder: Path, split: str, images_name: str, labels_name: str) -> Iterat
 
 
 def _is_fashion(folder: Path) -> bool:
-    """Whether a folder is Fashion-MNIST's by its own name, as fashion-mnist or torchvision's FashionMNIST/raw: folders above may have any.
+    """Whether a folder's own name says Fashion-MNIST, as fashion-mnist or torchvision's FashionMNIST/raw: folders above may have any.
     https://github.com/pytorch/vision/blob/main/torchvision/datasets/mnist.py (raw_folder)"""
     folder = folder.resolve()
     named = folder.parent if folder.name == "raw" else folder
@@ -272,10 +272,10 @@ def _idx_image(folder: Path, name: str, index: int) -> Image:
 
 @functools.lru_cache(maxsize=4)
 def _read_idx(folder: Path, name: str) -> tuple[tuple[int, ...], bytes]:
-    """An idx file's shape and bytes. It is read as far as its header says, so that a small .gz does not fill the memory.
+    """An idx file's shape and bytes. No more is read than its header says, so that a small .gz does not fill the memory.
 
     Raises:
-        UserError: it is missing, cut or damaged, or no idx file of bytes.
+        UserError: it is missing, truncated or damaged, or not an idx file of bytes.
     """
     file = _idx_file(folder, name)
     if file is None:

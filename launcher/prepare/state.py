@@ -1,4 +1,4 @@
-"""What a target remembers of its preparation, in JSON files that anything may have damaged since."""
+"""A target's records of its preparation, in JSON files that anything may have damaged since."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ARGUMENTS = TypeAdapter(Recorded)
 
 
 def read_state(file: Path, target: Path, shape: TypeAdapter[State]) -> State | None:
-    """What a file of a target holds; None where there is none.
+    """What a file of a target holds; None if there is none.
 
     Raises:
         UserError: it is damaged.

@@ -14,7 +14,7 @@ from launcher.prepare.processes import Advance, available_cores, spread
 from launcher.prepare.state import ARGUMENTS, read_state
 
 AT_ONCE = 500
-"""Files of one task of a process."""
+"""Files per task of a process."""
 
 IMAGES = (".jpg", ".jpeg", ".png", ".webp")
 
@@ -44,7 +44,7 @@ def verify(target: str | Path, *, jobs: int | None = None) -> str:
         in_shards = spread(_verify_shard, shards, jobs, bar.update)
         for count, found in itertools.chain(in_shards, spread(_verify_files, chunks, jobs, bar.update)):
             seen, unreadable = seen + count, unreadable + found
-    problems += sorted(unreadable)  # the processes finish in any order; two reports of one folder have to agree
+    problems += sorted(unreadable)  # processes finish in any order; two reports of one folder must agree
     fix = "remove the named files and run launcher prepare again, which writes what is missing"
     issues = [] if image_counts(how) else [not_finished("TARGET", target, how)]
     issues += [Issue(key="TARGET", found=problem, fix=fix) for problem in problems]
@@ -55,7 +55,7 @@ def verify(target: str | Path, *, jobs: int | None = None) -> str:
 
 
 def _listed(target: Path, how: Recorded) -> tuple[list[tuple[Path, str]], list[Path], list[str]]:
-    """What there is to read: (split, name) of each shard, image files; and what is missing or too much."""
+    """What to read: (split, name) of each shard, and image files; and what is missing or unexpected."""
     rules = entry_rules().shard_index
     expected = image_counts(how)
     shards: list[tuple[Path, str]] = []
@@ -83,7 +83,7 @@ def _listed(target: Path, how: Recorded) -> tuple[list[tuple[Path, str]], list[P
 
 
 def _index(split: Path) -> Any:
-    """A split's ShardIndex. Raises ValueError where it is missing or damaged."""
+    """A split's ShardIndex. Raises ValueError if it is missing or damaged."""
     rules = entry_rules().shard_index
     if not (split / rules.INDEX).is_file():
         raise ValueError(f"{split / rules.INDEX} is missing")

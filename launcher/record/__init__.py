@@ -1,1 +1,1 @@
-"""What stays of a run on this machine: its folder, its metric lines, and why it failed."""
+"""A run's record on this machine: its folder, its metric lines, and why it failed."""

@@ -1,6 +1,6 @@
-"""Unpacks the .tar.gz archives of jobs: nothing leads out of the target, and a damaged archive gives nothing.
+"""Unpack jobs' .tar.gz archives: nothing escapes the target, and a damaged archive gives nothing.
 
-It does without tarfile's own filters, which Python 3.10 before 3.10.12 and 3.11 before 3.11.4 lack.
+It does not use tarfile's own filters, which Python 3.10 before 3.10.12 and 3.11 before 3.11.4 lack.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import zlib
 from pathlib import Path
 
 MAX_HEADER_BYTES = 2**20
-"""Of a member's headers, which tarfile reads at once. Linux's longest path has 4 KiB."""
+"""Limit of a member's headers, which tarfile reads at once. Linux's longest path has 4 KiB."""
 
 MAX_MEMBERS = 1_000_000
 """tarfile keeps about 1 KB for each."""
@@ -32,10 +32,10 @@ DAMAGE = (
     ArithmeticError,
     RuntimeError,
 )
-"""What gzip and tarfile raise for damaged or invented bytes."""
+"""What gzip and tarfile raise for damaged or forged bytes."""
 
 PATH_ERRORS = (errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.EPERM, errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ)
-"""Errors of a path, which cost that member only."""
+"""Errors of a path, for which only that member is left out."""
 
 
 class ArchiveError(Exception):
@@ -75,7 +75,7 @@ def unpack(archive: Path, target: Path, most_bytes: int) -> list[str]:
 
 
 def read_member(archive: Path, name: str, most_bytes: int) -> bytes | None:
-    """A file of a .tar.gz that ends within its first bytes; None: there is none. What comes after it is not read.
+    """A file of a .tar.gz that ends within its first bytes; None if there is none. What follows is not read.
 
     Raises:
         ArchiveError: the archive is damaged before that.
@@ -100,7 +100,7 @@ class _TooLong(ArchiveError):
 
 
 class _Metered:
-    """A stream for tarfile. It ends a member whose headers are longer than allowed before they fill the memory."""
+    """A stream for tarfile that stops at headers longer than allowed, before they fill the memory."""
 
     def __init__(self, stream: gzip.GzipFile):
         self.stream, self.count = stream, 0
@@ -177,7 +177,7 @@ def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> str:
 def _make_links(links: list[tarfile.TarInfo], folder: Path) -> list[str]:
     """Make links to what the folder holds; `NAME: REASON` of the others.
 
-    Every goal and every link's folder exists before the first link is made, so no path leads through a link.
+    Every target and every link's folder exists before the first link is made, so no path leads through a link.
     """
     left_out, sound = [], []
     for link in links:
@@ -204,7 +204,7 @@ def _make_links(links: list[tarfile.TarInfo], folder: Path) -> list[str]:
 
 
 def _unsafe(path: str) -> str:
-    """Why a path of an archive is not followed; "": it stays inside."""
+    """Why a path of an archive is not followed; "" if it stays inside."""
     if path.startswith("/") or ".." in path.split("/"):
         return "it leads out of the archive"
     return "a NUL in its name" if "\0" in path else ""

@@ -1,4 +1,4 @@
-"""A full disk: which one it is, and the room that a run keeps to be stopped and for its outcome."""
+"""A full disk: which one it is, and the space that a run reserves for a stop request and its outcome."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 RESERVE_BYTES = 256 * 1024
-"""Size of a run's reserve. An outcome has a few KiB; its text grows with the failure file, which has at most 1 KiB a host."""
+"""Size of a run's reserve. An outcome has a few KiB; its text grows with the failure file, which has at most 1 KiB per host."""
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 """The errors of a full disk and of a used-up quota."""
@@ -18,12 +18,12 @@ FIX = "free some space there, or set LAUNCHER_RUNS to a folder on a larger disk"
 
 
 def hold_reserve(file: Path) -> None:
-    """Write a run's reserve. Random bytes, so that no file system stores them in less room."""
+    """Write a run's reserve: random bytes, so that no file system stores them in less space."""
     file.write_bytes(os.urandom(RESERVE_BYTES))
 
 
 def full(path: Path, error: BaseException | None = None) -> str:
-    """`no space left on DEVICE, at PATH` where the disk of a path has less room than a reserve, or an error says so; else "".
+    """`no space left on DEVICE, at PATH` if the disk of a path has less room than a reserve, or an error says so; else "".
 
     Args:
         path: of an existing file or folder.
@@ -36,7 +36,7 @@ def full(path: Path, error: BaseException | None = None) -> str:
 
 
 def existing(folder: Path) -> Path:
-    """A folder that may be made later, or its nearest parent that exists."""
+    """A folder, or its nearest parent that exists if it is yet to be made."""
     return next(place for place in (folder, *folder.parents) if place.is_dir())
 
 

@@ -1,4 +1,4 @@
-"""Why a job failed: from SageMaker's FailureReason and the log to a cause and a fix in failure_causes.yaml."""
+"""Why a job failed: matches SageMaker's FailureReason and the log to a cause and a fix in failure_causes.yaml."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LONGEST_LINE = 4000
 """Characters of a line that are searched."""
 
 LAST_LINES = 12
-"""Of a script's output, where it left no traceback: room for a parser's usage text and its error."""
+"""Of the output of a script that left no traceback: room for a parser's usage text and its error."""
 
 IN_AN_IMAGE = (
     "add the package that provides {module} to requirements.txt in the source folder, or choose an image that has it"
@@ -74,7 +74,7 @@ class _Traceback:
     """A traceback whose lines are still coming in."""
 
     start: int
-    """Number of the log line at which it begins."""
+    """Number of the log line where it begins."""
     lines: list[str] = field(default_factory=list)
     state: str = "frames"
     """frames, message (after the exception's line), blank (an empty line after that) or chain (another traceback follows)."""
@@ -87,11 +87,11 @@ class _Traceback:
 def first_traceback(lines: Iterable[str]) -> str:
     """The first Python traceback in a log, with the exceptions that it is chained to.
 
-    Tracebacks of what starts processes, such as torchrun, do not count. Prefixes such as `[rank3]: ` are removed; they keep
+    Tracebacks of process launchers, such as torchrun, do not count. Prefixes such as `[rank3]: ` are removed; they keep
     the lines of several ranks apart.
 
     Returns:
-        From `Traceback (most recent call last):` to the end of the exception's message; "" where there is none.
+        From `Traceback (most recent call last):` to the end of the exception's message; "" if there is none.
     """
     found: list[_Traceback] = []
     open_ones: dict[str, _Traceback] = {}
@@ -126,7 +126,7 @@ def ending(lines: Iterable[str]) -> list[str]:
 def explain(
     reason: str, lines: Iterable[str] = (), *, packages: str = IN_AN_IMAGE, config: bool = True
 ) -> Explanation | None:
-    """Why a job failed, where the cause is known.
+    """Why a job failed, if the cause is known.
 
     Args:
         reason: SageMaker's FailureReason or secondary status, the text of a refused request, or "".
@@ -137,7 +137,7 @@ def explain(
     Returns:
         The first of these: what SageMaker itself says; the earliest known error in the log, since later ones tend to follow
         from it; the script's own failure text; what its traceback, or its last lines without one, say. Killed processes and
-        broken connections count only where neither these nor a traceback of another kind was found. None: no known cause.
+        broken connections count only if neither these nor a traceback of another kind was found. None: no known cause.
     """
     reported = [line[:_LONGEST_LINE] for line in reason.splitlines()]
     log = list(lines)

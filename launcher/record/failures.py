@@ -13,10 +13,10 @@ from launcher.record import failure_causes, trust
 from launcher.record.records import RunFolder
 
 PART_BYTES = 2**20
-"""Of each host's log that explain a failure: as many from its start as from its end, however long its lines are."""
+"""Bytes read from each host's log to explain a failure: this many from its start and from its end, however long its lines are."""
 
 # What the toolkit writes of a script that failed, in SageMaker's FailureReason too, which cuts it:
-# sagemaker_training/errors.py. It quotes standard error from the first known error on, and is empty where none is known.
+# sagemaker_training/errors.py. It quotes standard error from the first known error on, and is empty if none is known.
 _TOOLKITS = re.compile(
     r'\A(?:AlgorithmError: )?\w+:\n\s*ExitCode (?P<code>-?\d+)\n\s*ErrorMessage "(?:.*?\n\s*Command "[^\n]*"$|.*)',
     re.DOTALL | re.MULTILINE,
@@ -36,15 +36,15 @@ def describe(
     packages: str = failure_causes.IN_AN_IMAGE,
     config: bool = True,
 ) -> dict[str, Any]:
-    """A failed run's part of outcome.json: the failure, and its host, exit code, traceback, cause, fix and evidence where known.
+    """A failed run's part of outcome.json: the failure, and its host, exit code, traceback, cause, fix and evidence if known.
 
     Args:
-        hosts: those whose logs tell of it, the one that failed first before the others.
+        hosts: those whose logs describe it, starting with the one that failed first.
         reason: SageMaker's FailureReason, or a host's failure file. The toolkit's own text in it, which often lacks the error,
-            gives way to what the log says, as does "".
+            is replaced by what the log says, as is "".
         exit_code: the toolkit's.
-        packages: how the host's Python gets a module, and
-        config: whether the run has a config, both as `failure_causes.explain` takes them.
+        packages: how the host's Python gets a module.
+        config: whether the run has a config. Both as for `failure_causes.explain`.
     """
     logs = {host: _lines(folder.log(host)) for host in hosts}
     everything = [line for lines in logs.values() for line in lines]
@@ -96,7 +96,7 @@ def _last_words(logs: dict[str, list[str]], found: dict[str, Any]) -> str:
 
 
 def _of_the_users_own(folder: RunFolder, evidence: str) -> dict[str, str]:
-    """Cause and fix of a module that is missing in a package of the source folder itself."""
+    """Cause and fix for a module missing from a package of the source folder itself."""
     missing = _MODULE.search(evidence)
     top = missing[1].partition(".")[0] if missing is not None else ""
     if missing is None or not ((folder.code / top).is_dir() or (folder.code / f"{top}.py").is_file()):
@@ -108,7 +108,7 @@ def _of_the_users_own(folder: RunFolder, evidence: str) -> dict[str, str]:
 
 
 def _lines(file: Path) -> list[str]:
-    """A log's lines, and what a progress bar wrote over itself; of a long log, the first and the last."""
+    """A log's lines, and what a progress bar wrote over itself; for a long log, the first and the last."""
     if not file.is_file():
         return []
     with trust.opened(file) as log:
@@ -116,7 +116,7 @@ def _lines(file: Path) -> list[str]:
         left = log.seek(0, 2) - len(start)
         log.seek(-min(left, PART_BYTES), 2)
         end = log.read(PART_BYTES)
-    if left > PART_BYTES:  # what lies between cuts a line at both ends
+    if left > PART_BYTES:  # the gap cuts a line at both ends
         start = start[: max(start.rfind(b"\n"), start.rfind(b"\r")) + 1]
         end = re.split(rb"[\r\n]", end, maxsplit=1)[-1]
     return [line.rstrip("\n") for line in io.StringIO((start + end).decode("utf-8", "replace"), newline=None)]

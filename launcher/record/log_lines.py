@@ -1,4 +1,4 @@
-"""Read logs and JSON lines that may still grow, or end in a line that was cut."""
+"""Read logs and JSON lines that may still grow or end in a truncated line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def complete_lines(file: Path, position: int, *, last: bool) -> Iterator[tuple[b
 
 
 def json_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(line, its object) for each line of a file that is a JSON object; a cut line, or another one, is none."""
+    """(line, its object) for each line of a file that is a JSON object; truncated and other lines are skipped."""
     with trust.opened(file) as lines:
         for read in lines:
             line = read.decode("utf-8", "replace")

@@ -23,14 +23,14 @@ class Metric:
     """By name: loss and its parts, learning_rate, images/s, validation_accuracy …; and epoch and step."""
     epochs: int | None = None
     steps: int | None = None
-    """In all; None where only the script knows."""
+    """In total; None if only the script knows."""
     epoch_step: int | None = None
     epoch_steps: int | None = None
-    """Steps done of this epoch, and its length by the loader; None where the observer did not count, or the loader has none."""
+    """Steps done in this epoch, and the loader's length; None if the observer did not count, or the loader has none."""
 
 
 def parse_line(line: str) -> Metric | None:
-    """Parse a log line; None where it is not a metric line."""
+    """Parse a log line; None if it is not a metric line."""
     whole, pair = _expressions()
     match = whole.match(line.strip())
     if match is None:

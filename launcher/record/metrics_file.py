@@ -1,4 +1,4 @@
-"""A run's metrics.jsonl: what its script wrote, or else the steps that the observer counted with the loss that the script printed."""
+"""A run's metrics.jsonl: what its script wrote, or else the steps that the observer counted, with the loss that the script printed."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ OBSERVED = "observed"
 """The key that marks a line as the observer's."""
 
 FIRST_RANK = "timeline-0.jsonl", "timeline-0.*.jsonl"
-"""The records of rank 0's steps: of a command's first training, and of later ones."""
+"""Records of rank 0's steps: for a command's first training, and for later ones."""
 
 PLACES = "output/data/*", "output/data/*/*"
 """Where the first host's /opt/ml may have them: below the host's name, or also the observer's."""
 
 ATTEMPT = "attempt"
-"""The key of the trainings before a line's: the steps of each begin anew."""
+"""The key for how many trainings came before a line's; each counts steps anew."""
 
 POLL_SECONDS = 0.5
-"""Between two looks at what the observer and the script wrote."""
+"""Seconds between reads of what the observer and the script wrote."""
 
 NOT_THE_OBSERVERS = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError)
-"""What reading a line raises that the observer did not write: any process of a script may write to its output."""
+"""Errors from reading a line that the observer did not write: any process of a script may write to its output."""
 
 READ_BYTES = 2**20
-"""Of a log that is read at once, its last."""
+"""Bytes of a log read at once, its last."""
 
 
 def merge(folder: RunFolder, hosts: Sequence[str]) -> None:
-    """Complete the file of a run that is over: all hosts' metrics, host after host, without lines that a kill cut short. Where no script
+    """Complete a finished run's file: all hosts' metrics, host after host, without lines that a kill cut short. If no script
     wrote any, the steps that the observer counted."""
     lines = []
     for host in hosts:
@@ -98,7 +98,7 @@ class ObservedMetrics:
             self._loss = self._loss if loss is None else loss
 
     def _new_text(self) -> list[str]:
-        """The log's new lines, and what a progress bar wrote over itself, up to the last end of either."""
+        """The log's new complete lines, and complete states of a progress bar that overwrites itself."""
         if self._reports_itself:
             return []
         try:
@@ -114,7 +114,7 @@ class ObservedMetrics:
         return re.split(r"[\r\n]+", whole.decode("utf-8", "replace"))
 
     def _windows(self) -> Iterator[dict[str, Any]]:
-        """The windows that rank 0 has recorded since, as lines of the file: of one training after the other, each to its end."""
+        """The windows that rank 0 has recorded since, as lines of the file: one training after another, each to its end."""
         for timeline in self._timelines():
             if timeline != self._timeline:
                 self._timeline, self._read_to = timeline, 0
@@ -136,8 +136,7 @@ class ObservedMetrics:
                 continue
 
     def _timelines(self) -> list[Path]:
-        """Rank 0's records of the training that was under way and of those since; looked for everywhere until one is found, then beside
-        it."""
+        """Rank 0's records of the training under way and of later ones; looked for in all PLACES until one is found, then beside it."""
         host = self._folder.host(self._host)
         places = [self._timeline.parent] if self._timeline else [place for one in PLACES for place in host.glob(one)]
         for place in places:
@@ -150,7 +149,7 @@ class ObservedMetrics:
 
 
 def observed_metrics(folder: RunFolder, position: int = 0) -> Iterator[tuple[Metric, int]]:
-    """(metric, byte position after it) of each line of the file behind a position that is the observer's."""
+    """(metric, byte position after it) for each of the observer's lines after a position in the file."""
     for line, after in complete_lines(folder.metrics, position, last=False):
         try:
             values = json.loads(line)
@@ -164,22 +163,22 @@ def observed_metrics(folder: RunFolder, position: int = 0) -> Iterator[tuple[Met
 
 
 def attempt_of(timeline: Path) -> int:
-    """Trainings of the same command before that of a record, timeline-<rank>.jsonl or timeline-<rank>.<attempt>.jsonl, by its name. It
-    may be any process's.
+    """Number of earlier trainings of the same command, from a record's name: timeline-<rank>.jsonl or timeline-<rank>.<attempt>.jsonl.
+    Any process may have written it.
     """
     *_, attempt = timeline.stem.split(".")
     return int(attempt) if attempt.isdecimal() and len(attempt) < 10 else 0
 
 
 def _attempt_in(values: dict[str, Any]) -> int:
-    """The same of a line of the file."""
+    """The same for a line of the file."""
     attempt = values.get(ATTEMPT)
     return attempt if isinstance(attempt, int) else 0
 
 
 def _values(event: dict[str, Any]) -> dict[str, Any]:
-    """A window of the observer's record as a line of the file, with the names of the table of metrics. Raises ValueError where its
-    place or its time is no number.
+    """A window of the observer's record as a line of the file, with the metric table's names. Raises ValueError if its
+    place or its time is not a number.
     """
     seconds, extra = event["seconds"], event["extra"]
     if not all(map(_is_number, (event["epoch"], event["step"], 1 / seconds["step"]))):
@@ -196,5 +195,5 @@ def _values(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a value can be computed with and shown: any process of a script may have written it."""
+    """Whether a value is a finite number: any process of a script may have written it."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,4 +1,4 @@
-"""A run's progress and quality, from its metric lines and its result: for a terminal, a table, a notebook."""
+"""A run's progress and quality, from its metric lines and its result, for a terminal, a table, a notebook."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Progress:
         }
         """By name: (step, value), in order."""
         self._passes = 0
-        """The first pass over the metrics is the history, whose times are unknown; the second brings the first that have just arrived."""
+        """The first pass over the metrics is the history, whose times are unknown; the second brings the first new ones."""
         self._began: tuple[float, int] | None = None
-        """When the last metrics of the second pass arrived, and their step: the speed counts from there."""
+        """When the last metrics of the second pass arrived, and their step: speed is measured from there."""
 
     def caught_up(self) -> None:
         """End a pass: all metrics that exist so far were added."""
@@ -44,19 +44,19 @@ class Progress:
             self._began = (now, metric.step)
 
     def add_loss(self, loss: float) -> None:
-        """Add a loss that a script printed in a form of its own, where nothing counts its steps."""
+        """Add a loss that a script printed in its own form, when nothing counts its steps."""
         self.metrics["loss"] = loss
         self.curves["loss"].append((len(self.curves["loss"]) + 1, loss))
 
     @property
     def share(self) -> float:
-        """Share of its steps that are done, 0 to 1; of the epoch's where the script's end is not known."""
+        """Share of steps done, 0 to 1; of the epoch's steps if the script's end is not known."""
         done, steps = self._done()
         return done / steps if steps else 0.0
 
     def seconds_left(self, now: float) -> float | None:
-        """Seconds left, at the speed since the history, or as the observer measured it; None where the speed is not known yet. Of the
-        epoch where the script's end is not known."""
+        """Seconds left, at the speed since the history, or as the observer measured it; None while the speed is unknown. Of the
+        epoch if the script's end is not known."""
         done, steps = self._done()
         if self.last is None or not steps:
             return None
@@ -68,7 +68,7 @@ class Progress:
         return (now - self._began[0]) / new * (steps - done) if new > 0 else None
 
     def _done(self) -> tuple[int, int]:
-        """Steps done, and in all; (0, 0) where that is not known."""
+        """Steps done, and in total; (0, 0) if unknown."""
         if self.last is None:
             return 0, 0
         if self.last.steps is not None:
@@ -76,7 +76,7 @@ class Progress:
         return self.last.epoch_step or 0, self.last.epoch_steps or 0
 
     def line(self, seconds_left: float | None = None, spend: float | None = None) -> str:
-        """The latest values: `epoch 3/60  step 40/1260  loss 0.1234  accuracy 97.1 %  512 images/s  $1.20  1:23 left`, and of steps that
+        """The latest values: `epoch 3/60  step 40/1260  loss 0.1234  accuracy 97.1 %  512 images/s  $1.20  1:23 left`, and for steps that
         the observer counted `epoch 3  step 240  40 of 100  loss 0.1234  512 images/s  8.1 steps/s  0:07 left of the epoch`.
         """
         parts = [] if self.last is None else self._place(self.last)
@@ -98,7 +98,7 @@ class Progress:
 
 
 class RunProgress(Progress):
-    """A run's progress by its metric lines; where it prints none, by the steps that the observer counted, or by the loss alone."""
+    """A run's progress from its metric lines; if it prints none, from the steps that the observer counted, or the loss alone."""
 
     def __init__(self, folder: RunFolder):
         super().__init__()
@@ -123,7 +123,7 @@ class RunProgress(Progress):
         return loss is not None
 
     def read_observed(self, now: float) -> bool:
-        """Read what the observer counted since. Returns whether that is anything."""
+        """Read what the observer has counted since. Returns whether there was any."""
         if self._reports_itself:
             return False
         before = self._position
@@ -142,7 +142,7 @@ def _clock(seconds: float) -> str:
 
 
 def quality(result: dict[str, Any]) -> str:
-    """A result's accuracy, or its mean intersection over union (mIoU); of several students the lowest and the highest; - where there is
+    """A result's accuracy, or its mean intersection over union (mIoU); for several students the lowest and highest; - if there is
     none."""
     each = [one.get("validation_accuracy") for one in students.results(result).values()]
     known = sorted(one for one in each if isinstance(one, (int, float)))

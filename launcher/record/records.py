@@ -1,4 +1,4 @@
-"""The run store: one folder a run, found by name from any process."""
+"""The run store: one folder per run, found by name from any process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NAME = re.compile(r"(?P<job>.+)-(?P<time>\d{8}-\d{6})-[a-z]{4}")
 """A run's name: its job's, the UTC time of its plan, and four letters."""
 
 SUGGESTED = 100
-"""Of the latest runs and jobs, which a wrong name is compared with: a comparison takes some 0.1 ms."""
+"""Latest runs and jobs that a wrong name is compared with; a comparison takes some 0.1 ms."""
 
 
 class DamagedRecord(UserError):
@@ -93,12 +93,12 @@ class RunFolder:
 
     @property
     def lock(self) -> Path:
-        """Locked from before the run can be found until its supervisor ends, however it does."""
+        """Locked from before the run can be found until its supervisor ends, however it ends."""
         return self.path / "lock"
 
     @property
     def reserve(self) -> Path:
-        """Room on the disk for a request to stop and for the outcome."""
+        """Disk space reserved for a stop request and the outcome."""
         return self.path / "reserve"
 
     @property
@@ -122,7 +122,7 @@ class RunFolder:
 
     @property
     def stop_request(self) -> Path:
-        """Exists once the run was asked to stop, and says why."""
+        """Exists once the run has been asked to stop; says why."""
         return self.path / "stop.json"
 
     @property
@@ -140,8 +140,7 @@ class RunFolder:
 
     @property
     def unpacked_model(self) -> Path:
-        """The model folder as a run on this machine left it on the first host that trained: its plan lists that one first, whatever
-        its number.
+        """The model folder that a run on this machine left on the first training host, which its plan lists first whatever its number.
 
         Raises:
             DamagedRecord: the plan cannot be read.
@@ -157,21 +156,21 @@ class RunFolder:
 
     @property
     def job_name(self) -> str:
-        """The job's name, by the folder's; the whole name of a job that another program started on SageMaker."""
+        """The job's name, from the folder's; for a job that another program started on SageMaker, its whole name."""
         named = NAME.fullmatch(self.name)
         return named["job"] if named is not None else self.name
 
     @property
     def time(self) -> str:
-        """When it was planned, as in names: by the folder's name, else by its plan; "" where neither can be read."""
+        """When it was planned, as in names: from the folder's name, else from its plan; "" if neither can be read."""
         named = NAME.fullmatch(self.name)
         return named["time"] if named is not None else _planned(self).partition(".")[0]
 
     def read(self, file: Path) -> dict[str, Any]:
-        """A JSON file of this run, as launcher/record/shapes.py describes it; {} where it does not exist (yet).
+        """A JSON file of this run, as launcher/record/shapes.py describes it; {} if it does not exist (yet).
 
         Raises:
-            DamagedRecord: it cannot be read, or holds something else. So does a plan that is missing: every run has one.
+            DamagedRecord: it cannot be read or has another shape, or is a missing plan: every run has one.
         """
         try:
             return shape(file.name).validate_json(trust.content(file))
@@ -187,14 +186,14 @@ class RunFolder:
             raise DamagedRecord(self, file, "; ".join(wrong[:3]) + more) from None
 
     def read_job(self) -> dict[str, Any]:
-        """The resolved job, from job.yaml; {} where there is none.
+        """The resolved job, from job.yaml; {} if there is none.
 
         Raises:
-            DamagedRecord: it cannot be read, or is no mapping.
+            DamagedRecord: it cannot be read, or is not a mapping.
         """
         try:
             text = trust.content(self.job).decode("utf-8")
-            yaml_file.parse(text, str(self.job))  # what it refuses: no mapping, aliases without an end
+            yaml_file.parse(text, str(self.job))  # refuses what is no mapping, and endless aliases
             values: dict[str, Any] = yaml.safe_load(text)  # as yaml_file.dumped wrote it
         except FileNotFoundError:
             return {}
@@ -233,7 +232,7 @@ class RunFolder:
         return False
 
     def request_stop(self, reason: str) -> bool:
-        """Record that the run is to stop, for its supervisor. Returns whether this is the first request."""
+        """Record a stop request for the run's supervisor. Returns whether this is the first request."""
         if self.stop_request.exists():
             return False
         request = {"reason": reason, "time": time.time()}
@@ -251,12 +250,12 @@ class RunFolder:
         return any(self.complete_checkpoints(host) for host in _folders(self.path / "hosts"))
 
     def complete_checkpoints(self, host: str) -> list[Path]:
-        """What a host left in its folder of checkpoints, without hidden files and folders: they are checkpoints being written."""
+        """What a host left in its checkpoints folder, without hidden files and folders, which are checkpoints being written."""
         place = self.checkpoints(host)
         return [path for path in place.iterdir() if not path.name.startswith(".")] if place.is_dir() else []
 
     def checkpoints(self, host: str) -> Path:
-        """A host's folder of checkpoints: below its /opt/ml, as the job's `checkpoints.path` says."""
+        """A host's checkpoints folder, below its /opt/ml, from the job's `checkpoints.path`."""
         kept: dict[str, Any] = {}
         with contextlib.suppress(DamagedRecord):
             kept = self.read_job().get("checkpoints") or {}
@@ -279,7 +278,7 @@ class RunFolder:
         }
 
     def result(self) -> dict[str, Any]:
-        """The script's result.json, from the first host that has one; {} where none can be read."""
+        """The script's result.json, from the first host that has one; {} if none can be read."""
         for host in _folders(self.path / "hosts"):
             data = self.host(host) / "output/data"
             for name in _folders(data):
@@ -290,7 +289,7 @@ class RunFolder:
 
 
 def _folders(place: Path) -> list[str]:
-    """The names of the folders in a folder, sorted; [] where it cannot be read. Path.glob takes twice the time."""
+    """The names of the folders in a folder, sorted; [] if it cannot be read. Path.glob takes twice the time."""
     try:
         return sorted(entry.name for entry in os.scandir(place) if entry.is_dir())
     except OSError:
@@ -303,8 +302,8 @@ def store() -> Path:
 
 
 def all_runs(job: str | None = None) -> list[RunFolder]:
-    """Every run in the store, oldest first, by the time in its name: only a run with another name, or started in the same second
-    as another, is read. Other folders are skipped.
+    """Every run in the store, oldest first, by the time in its name; only runs with another form of name, or started in the same
+    second as another, are read. Other folders are skipped.
 
     Args:
         job: only runs of the job with this name.
@@ -325,12 +324,12 @@ def all_runs(job: str | None = None) -> list[RunFolder]:
 
 
 def _can_be_shown(run: RunFolder) -> bool:
-    """Whether a folder is a run's. One without a plan is a damaged run, unless it is just being started."""
+    """Whether a folder is a run's. A folder without a plan is a damaged run, unless it is just being started."""
     return os.path.lexists(run.plan) or (NAME.fullmatch(run.name) is not None and not run.supervisor_lives())
 
 
 def _planned(run: RunFolder) -> str:
-    """When a run was planned, as in names, with microseconds; "" where its plan cannot be read."""
+    """When a run was planned, as in names, with microseconds; "" if its plan cannot be read."""
     try:
         return f"{utc(run.read(run.plan)['planned']):%Y%m%d-%H%M%S.%f}"
     except DamagedRecord:
@@ -348,7 +347,7 @@ def find(name: str, *, completed: bool = False) -> RunFolder:
         UserError: no such run.
     """
     named = RunFolder(store() / name)
-    is_name = named.name == name and name != ".."  # and no path
+    is_name = named.name == name and name != ".."  # not a path
     is_link = is_name and os.path.islink(named.path)  # os.path: a name may be longer than any file's
     exact = is_name and not is_link and os.path.isdir(named.path) and _can_be_shown(named)
     matching = [named] if exact else [run for run in all_runs(name) if run.plan.exists()]
@@ -384,7 +383,7 @@ def write_atomically(file: Path, content: str | bytes, *, durable: bool = True) 
     """Write a file so that readers see the old content or the new, never a part. Its folder must exist.
 
     Args:
-        durable: it outlives a power cut from now on, which takes the disk some milliseconds.
+        durable: the file survives a power cut from then on, which takes the disk some milliseconds.
     """
     temporary = file.with_name(f".{file.name}.{os.urandom(8).hex()}")
     try:

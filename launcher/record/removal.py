@@ -12,12 +12,12 @@ from launcher.record.records import DamagedRecord, RunFolder
 
 
 def under_way(run: RunFolder) -> bool:
-    """Whether a run goes on, or may: SageMaker has not said yet that it ended."""
+    """Whether a run goes on, or may: SageMaker has not yet said that it ended."""
     return run.supervisor_lives() or (run.remote.exists() and not run.outcome.exists())
 
 
 def in_use(runs: Iterable[RunFolder]) -> dict[str, str]:
-    """Name -> why it must stay, of every run that is under way, or that one of these reads or resumes."""
+    """Name -> why it must stay, for every run that is under way or that such a run reads or resumes."""
     reasons: dict[str, str] = {}
     for run in runs:
         if run.outcome.exists() or not under_way(run):
@@ -40,7 +40,7 @@ def in_use(runs: Iterable[RunFolder]) -> dict[str, str]:
 
 
 def size(run: RunFolder) -> int:
-    """Bytes of a run's files; several names of one file count once. What its links lead to is not counted, nor removed."""
+    """Bytes of a run's files; several names of one file count once. The targets of its links are neither counted nor removed."""
     sizes = {}
     for folder, _, names in os.walk(run.path):
         for name in names:

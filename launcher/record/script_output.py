@@ -10,14 +10,14 @@ _LOSS = re.compile(
     rf"{_NAME}[\"']?(?:\s*[:=]+\s*[\"']?(?:tensor\()?{_NUMBER}|\s+(?=-?\d*\.\d|nan|inf){_NUMBER})", re.IGNORECASE
 )
 _HELD_OUT = re.compile(r"(?:\b|_)(?:val|valid|validation|test|eval|evaluation|dev)(?:_|\b)[^,;|]*$", re.IGNORECASE)
-"""A word in front of a loss, in the same part of the line, that makes it one of held-out data."""
+"""A word before a loss, in the same part of the line, that marks it as one of held-out data."""
 
 LONGEST_LINE = 4096
-"""Characters of a line that are searched, its last."""
+"""Characters searched of a line, its last."""
 
 
 def training_loss(line: str) -> float | None:
-    """The training loss in a line of a script's output; None where it names none, or only that of held-out data.
+    """The training loss in a line of a script's output; None if it names none, or only that of held-out data.
 
     `loss: 0.31`, `loss=0.31`, `'loss': 0.31`, `Loss 0.3100 (0.3500)` (the first of the two), `train_loss: 0.31`, `train_loss_step=0.31`,
     `Training loss = 3.1e-1` and `loss: tensor(0.31)`. A progress bar that is rewritten in place is one line; what it shows last counts.

@@ -1,4 +1,4 @@
-"""What the JSON files of a run folder hold: checked where they are read, so that no other code meets a wrong type."""
+"""Shapes of a run folder's JSON files, checked when they are read, so that no other code meets a wrong type."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 from typing_extensions import NotRequired, TypedDict  # pydantic takes typing's own from Python 3.12 on
 
 STRICT = ConfigDict(strict=True, extra="allow")
-"""A number is no text and a text no number. Keys that a shape does not name may hold anything."""
+"""Numbers are not text, nor text numbers. Keys that a shape does not name may hold anything."""
 
 
 def _with_zone(text: str) -> str:
@@ -35,7 +35,7 @@ def iso(seconds: float) -> str:
 
 
 Time = Annotated[str, AfterValidator(_with_zone)]
-"""ISO 8601 with a zone."""
+"""ISO 8601 with a time zone."""
 
 
 class HostShape(TypedDict):
@@ -194,7 +194,7 @@ class StreamsShape(TypedDict):
 
 
 class ResultShape(TypedDict):
-    """What a script wrote: of any kind, but an object."""
+    """What a script wrote: any JSON object."""
 
     __pydantic_config__ = STRICT  # type: ignore[misc]  # pydantic reads it on a TypedDict
     settings: NotRequired[dict[str, Any]]
@@ -221,7 +221,7 @@ def shape(file: str) -> TypeAdapter[dict[str, Any]]:
 
 
 def prepare() -> None:
-    """Build the shapes of all files, as else their first reading does: pydantic swallows a Ctrl-C that comes meanwhile."""
+    """Build the shapes of all files now, not on first reading: pydantic swallows a Ctrl-C that comes meanwhile."""
     for file in _SHAPES:
         shape(file)
 

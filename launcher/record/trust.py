@@ -1,4 +1,4 @@
-"""What another user of the machine may have planted: folders whose code would run as this one, and files that have no end."""
+"""What another user of the machine may have planted: folders whose code would run as this one, and endless files."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from typing import BinaryIO
 from launcher.config.issues import Issue, UserError
 
 MOST_BYTES = 64 * 2**20
-"""Of a file of a record that is read whole. The largest, a minute of system metrics, have some MB."""
+"""Limit for a record's file that is read whole. The largest, a minute of system metrics, have some MB."""
 
 
 def refuse_strangers(folders: Iterable[Path], key: str, fix: str, *, shared: bool) -> None:
-    """Check that only this user, and those whom it trusts, can change what lies in folders. A missing one is skipped.
+    """Check that only this user and those it trusts can change what is in the folders. Missing folders are skipped.
 
     Args:
         key: of the message.
         fix: of the message.
-        shared: a team may share them: also a folder of root's is taken, a group may write, and so may all where none can rename
+        shared: a team may share them: root may own a folder, a group may write, and so may everyone if nobody can rename
             or remove another's files (the sticky bit).
 
     Raises:
-        UserError: a folder is a link, another user's, or open to the changes of others.
+        UserError: a folder is a link, another user's, or open to changes by others.
     """
     issues = []
     for folder in folders:
@@ -52,7 +52,7 @@ def refuse_strangers(folders: Iterable[Path], key: str, fix: str, *, shared: boo
 
 @contextlib.contextmanager
 def closed_umask() -> Iterator[int]:
-    """Create files and folders meanwhile that other users cannot change, whatever the umask is; child processes started meanwhile do
+    """Create files and folders that other users cannot change, whatever the umask is; child processes started within it do
     so too. Yields the umask that was set.
     """
     before = os.umask(0o077)  # the only way to read it
@@ -76,7 +76,7 @@ def opened(file: Path) -> BinaryIO:
     Raises:
         OSError: it cannot be opened, or is no regular file.
     """
-    stream = os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # a pipe has perhaps no writer
+    stream = os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # a pipe may have no writer
     if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
         return stream
     stream.close()
@@ -84,7 +84,7 @@ def opened(file: Path) -> BinaryIO:
 
 
 def content(file: Path) -> bytes:
-    """A file of a record, whole. Raises OSError as `opened`, or where it has more than MOST_BYTES."""
+    """A record's whole file. Raises OSError as `opened`, or if it has more than MOST_BYTES."""
     with opened(file) as stream:
         size = os.fstat(stream.fileno()).st_size
         if size <= MOST_BYTES:

@@ -1,4 +1,4 @@
-"""What two runs of the same job are compared by: their curves, value by value, and their final weights."""
+"""Compare two runs of the same job: their curves, value by value, and their final weights."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ def weights(run: Run) -> dict[str, str]:
 
 
 def _checksum(file: Path) -> str:
-    """SHA-256; of a safetensors file with its header's keys in order, which the library writes in a hash map's."""
+    """SHA-256; a safetensors header's keys are sorted first, since the library writes them in a hash map's order."""
     contents = file.read_bytes()
     end = 8 + int.from_bytes(contents[:8], "little")
-    with contextlib.suppress(ValueError, RecursionError):  # it is no such file, or a damaged one
+    with contextlib.suppress(ValueError, RecursionError):  # not such a file, or a damaged one
         if file.suffix == ".safetensors":
             contents = json.dumps(json.loads(contents[8:end]), sort_keys=True).encode() + contents[end:]
     return hashlib.sha256(contents).hexdigest()
 
 
 def compare(reference: Curve, found: Curve, tolerance: float) -> tuple[float, str]:
-    """Differences of values of the same step and name, as shares of the metric's largest value in `reference`.
+    """Differences between values of the same step and name, as shares of the metric's largest value in `reference`.
 
     Returns:
         The largest difference; and the first above the tolerance, in words, or "".
@@ -71,7 +71,7 @@ def compare(reference: Curve, found: Curve, tolerance: float) -> tuple[float, st
 
 
 def missing(reference: Curve, found: Curve) -> str:
-    """The first metric that only `reference` has, in words; "" where there is none."""
+    """The first metric that only `reference` has, in words; "" if there is none."""
     for step in sorted(reference):
         for name in sorted(set(reference[step]) - set(found.get(step, {}))):
             return f"step {step}: only the undisturbed run reported {name}"
@@ -79,7 +79,7 @@ def missing(reference: Curve, found: Curve) -> str:
 
 
 def other_file(expected: Mapping[str, str], found: Mapping[str, str]) -> str:
-    """The first file whose checksum differs, or that only one side has; "" where there is none."""
+    """The first file whose checksum differs, or that only one side has; "" if there is none."""
     return next((name for name in sorted({**expected, **found}) if expected.get(name) != found.get(name)), "")
 
 
@@ -94,7 +94,7 @@ def _largest(reference: Curve) -> dict[str, float]:
 
 
 def _off(expected: Any, value: Any, largest: float) -> float:
-    """The difference of two values as a share of `largest`; 0 only where they are equal."""
+    """The difference of two values as a share of `largest`; 0 only if they are equal."""
     if value == expected or (value != value and expected != expected):
         return 0.0
     numbers = isinstance(value, (int, float)) and isinstance(expected, (int, float))

@@ -60,7 +60,7 @@ def diagnose(
         probe: also run its job again on this machine for up to two minutes, to measure what observation cannot separate.
         overrides: for the probe, `key=value` texts, for example inputs.train={folder: data/train} if the data were elsewhere.
         on: the probe's backend: process or docker.
-        say: takes the probe's lines for people.
+        say: called with the probe's lines for people.
 
     Returns:
         The diagnosis, or with `after` a comparison. Printing shows it, as does a notebook; `save_html` writes a page. If the

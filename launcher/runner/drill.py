@@ -1,7 +1,7 @@
-"""Drill: a job killed at random moments and resumed, or whose servers are killed, must follow the curve of the same job undisturbed.
+"""Drill: a job that is killed at random moments and resumed, or loses its servers, must follow the curve of the same job undisturbed.
 
-On the same number of hosts every value of every step and the final weights must be equal bit for bit. On another number of hosts
-the sums over processes are taken in another order, so that values differ by rounding and what follows from it.
+On the same number of hosts, every value of every step and the final weights must be bitwise equal. On another number of hosts,
+sums over processes run in another order, so values differ by rounding and its consequences.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from launcher.runner.run import Run, start
 from launcher.show.table import Table
 
 PAUSE_SECONDS = 2.0
-"""Longest time from a step to the next kill of a server: some hit it at work, others while it starts."""
+"""Longest time from a step to the next server kill: some hit a working server, others a starting one."""
 
 TOLERANCE = 0.01
 """Largest difference allowed on another number of hosts, as a share of the metric's largest value on the curve."""
 
 TRIES = 5
-"""Trainings in a row that may end before their first kill."""
+"""Consecutive trainings that may end before their first kill."""
 
 LONGER = "train longer, for example with hyperparameters.epochs and, where it is set, max_steps"
 
 GOES_ON = re.compile(r"^resuming from the checkpoint of step (\d+)$")
-"""How a script reports where it resumes, as entrypoints/training/engine/loop.py does."""
+"""How a script reports the step from which it resumes, as entrypoints/training/engine/loop.py does."""
 
 
 @dataclass
@@ -62,19 +62,19 @@ class Drill:
     furthest: float = 0.0
     """The largest difference, as a share of the metric's largest value."""
     difference: str = ""
-    """The first difference from the undisturbed run; empty where there is none."""
+    """The first difference from the undisturbed run; empty if there is none."""
     step_seconds: float | None = None
-    """Of a usual step of the undisturbed run; None: its steps were not timed."""
+    """Of a usual step of the undisturbed run; None if its steps were not timed."""
     undisturbed_seconds: float = 0.0
-    """From its start to its end."""
+    """The undisturbed run, start to end."""
     seconds: float = 0.0
-    """The same of the other runs together."""
+    """The other runs, start to end, in total."""
     trainings: int = 0
-    """Of those, how many trainings came to their end."""
+    """How many trainings in those runs finished."""
 
     @property
     def why_no_goodput(self) -> str:
-        """Why there is none; "" where there is."""
+        """Why goodput was not measured; "" if it was."""
         if not self.trainings:
             return "no training came to its end"
         if not self.exact:
@@ -83,7 +83,7 @@ class Drill:
 
     @property
     def goodput(self) -> Goodput | None:
-        """The share of the killed runs' time that went into steps which count; None: `why_no_goodput`."""
+        """The share of the killed runs' time spent on steps that count; None: see `why_no_goodput`."""
         if self.why_no_goodput or self.step_seconds is None:
             return None
         again = sum(max(0, kill.at_step - kill.resumed_from) for kill in self.kills)
@@ -105,7 +105,7 @@ class Drill:
         return "\n".join([*([str(Table(head, rows))] if rows else []), *goodput, self.verdict()])
 
     def to_dict(self) -> dict[str, Any]:
-        """For machines; runs by their names."""
+        """JSON-ready; runs by name."""
         return {
             "undisturbed": self.undisturbed.name,
             "runs": [run.name for run in self.runs],
@@ -119,7 +119,7 @@ class Drill:
         }
 
     def verdict(self) -> str:
-        """One line."""
+        """The result in one line."""
         if self.difference:
             return f"DIFFERENT: {self.difference}"
         curve = f"the metrics of all {self.steps} steps"
@@ -142,10 +142,10 @@ def drill(
 
     Args:
         kills: how many. If the job ends before the last one, it starts over.
-        hosts_after: every other run has this many hosts that train instead of the job's own; those of other groups stay as they are.
-        servers: kill servers of a job with worker_type remote instead, one at a time; its runs go on without them until they are back.
-        seed: of the times and hosts of the kills.
-        say: takes a line for people at each stage.
+        hosts_after: every other run has this many training hosts instead of the job's own; hosts of other groups do not change.
+        servers: instead kill servers of a job with worker_type remote, one at a time; its runs go on without them until they restart.
+        seed: for the times and hosts of the kills.
+        say: called with a line for people at each stage.
 
     Raises:
         UserError: the plan has errors, or the job gives nothing to kill or to compare.
@@ -207,14 +207,14 @@ def _refuse_options(job: Job, kills: int, hosts_after: int | None, servers: bool
 
 
 class _Series:
-    """Trainings from the first step to the last. Each takes several runs, all but the last killed; runs take the jobs in turn."""
+    """Trainings from the first step to the last. Each takes several runs, all but the last killed; runs alternate between the jobs."""
 
     def __init__(self, jobs: Sequence[Job], result: Drill, reference: Curve, seed: int, say: Callable[[str], None]):
         self.jobs, self.result, self.reference, self.say = jobs, result, reference, say
         self.rng = random.Random(seed)
 
     def train(self, kills: int) -> None:
-        """One training with N kills, or fewer if it ends before; adds to the result."""
+        """One training with N kills, or fewer if it ends first; adds to the result."""
         steps = self.result.steps
         reported: Curve = {}
         targets = sorted(self.rng.sample(range(1, steps), min(kills, steps - 1)))
@@ -248,7 +248,7 @@ class _Series:
         return f"its {self.result.steps} steps ended before it could be killed", LONGER
 
     def plan(self, earlier: Run | None) -> Plan:
-        """The next run's plan: from the checkpoints of the run before, or from the start where it left none."""
+        """The next run's plan: from the previous run's checkpoints, or from the start if it left none."""
         made = plan(self.jobs[len(self.result.runs) % len(self.jobs)])
         return (
             replace(made, resumes=earlier.name) if earlier is not None and earlier.folder.left_checkpoints() else made
@@ -258,7 +258,7 @@ class _Series:
         """End a run at a random moment after a step; half of the time while a checkpoint is being written.
 
         Returns:
-            How, and when by the monotonic clock; ("", 0) where the run ended before.
+            How, and when by the monotonic clock; ("", 0) if the run ended first.
         """
         how = ORDER[len(self.result.kills) % len(ORDER)]
         seconds_a_step = self.result.undisturbed.outcome()["seconds"] / self.result.steps
@@ -289,7 +289,7 @@ class _Series:
         self.result.difference = difference and f"{difference} in {run.name}"
 
     def ends_otherwise(self, run: Run, reported: Curve) -> str:
-        """What a training lacks, or in which file of weights its last run differs; "" where it ended as the undisturbed run."""
+        """What a training lacks, or which weights file of its last run differs; "" if it matches the undisturbed run."""
         if lacks := missing(self.reference, reported):
             return lacks
         other = other_file(self.result.weights, weights(run)) if self.result.exact else ""
@@ -297,7 +297,7 @@ class _Series:
 
 
 class _Newest:
-    """The step that a run reported last, 0 before the first; kept by a thread of its own until the run is over."""
+    """The last step that a run reported, 0 before the first; its own thread updates it until the run is over."""
 
     def __init__(self, run: Run):
         self.step = 0
@@ -310,15 +310,14 @@ class _Newest:
 
 
 class _ServerSeries(_Series):
-    """Trainings whose servers are killed. No run ends by it."""
+    """Trainings whose servers are killed. No run ends because of it."""
 
     def in_vain(self) -> tuple[str, str]:
         seen = "no server of its runs was there when a kill was due"
         return seen, f"{LONGER}; where servers never come, ray.log among the outputs says why"
 
     def train(self, kills: int) -> None:
-        """One training with up to N kills, at random moments from its first step on, each after a step that follows the one before;
-        adds to the result."""
+        """One training with up to N kills at random moments from its first step on, at least one step apart; adds to the result."""
         began, run = time.monotonic(), start(self.plan(None))
         self.result.runs.append(run)
         newest = _Newest(run)
@@ -335,7 +334,7 @@ class _ServerSeries(_Series):
             self.result.difference = self.ends_otherwise(run, found)
 
     def killed(self, run: Run, newest: _Newest) -> bool:
-        """Kill one server and wait for a further step, which is added to the result; False where the training ended before."""
+        """Kill one server, wait for the next step and add the kill to the result; False if the training ended first."""
         last = self.result.steps
         while newest.step < last and run.state not in records.OVER:
             time.sleep(self.rng.uniform(0, PAUSE_SECONDS))
@@ -351,7 +350,7 @@ class _ServerSeries(_Series):
         return False
 
     def kill_one(self, run: Run) -> bool:
-        """SIGKILL to a server of a run, whatever it does; whether there was one."""
+        """SIGKILL one server of a run, whatever it is doing. Returns whether there was one."""
         with contextlib.suppress(psutil.NoSuchProcess):  # the run, or the server, has just ended by itself
             supervisor = psutil.Process(run.folder.read(run.folder.supervisor)["pid"])
             servers = [child for child in supervisor.children(recursive=True) if killing.is_server(child)]
@@ -362,7 +361,7 @@ class _ServerSeries(_Series):
 
 
 def _with_hosts(job: Job, count: int) -> Job:
-    """The job with another number of hosts that train."""
+    """The job with another number of training hosts."""
     compute = job.compute
     training = groups.training_groups(job)
     if len(training) > 1:
@@ -380,7 +379,7 @@ def _with_hosts(job: Job, count: int) -> Job:
 
 
 def _resumed_from(run: Run) -> int:
-    """The step from which a run says that it resumed; 0 where it says nothing."""
+    """The step from which a run reports that it resumed; 0 if it reports none."""
     matches = [GOES_ON.match(line) for host, line in run.logs() if host == run.hosts[0]]
     return next((int(match[1]) for match in matches if match), 0)
 

@@ -1,4 +1,4 @@
-"""Goodput: the share of a job's time that went into steps which count, where it was killed and resumed."""
+"""Goodput: the share of a killed and resumed job's time spent on steps that count."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from launcher.insight.findings import percent
 
 @dataclass(frozen=True, kw_only=True)
 class Goodput:
-    """Where the time of a job's runs went, from the start of the first to the end of the last; seconds.
+    """Where the time of a job's runs went, from the first start to the last end, in seconds.
 
-    A step counts once: its usual time in the undisturbed run is useful. Not useful are steps done again from a checkpoint, and all that
-    is no step: starts, first steps, checkpoints, evaluations, the ends of runs, and the step that a kill cut off.
+    A step counts once: its usual time in the undisturbed run is useful. Steps done again from a checkpoint are not, nor is anything
+    else: starts, first steps, checkpoints, evaluations, the ends of runs, and the step that a kill cut off.
     """
 
     seconds: float
-    """All of it; the time between two runs does not count."""
+    """In total, without the time between two runs."""
     useful: float
     redone: float
     undisturbed: float
-    """The goodput of the same job without a kill, 0 to 1."""
+    """Goodput of the same job without kills, 0 to 1."""
 
     @property
     def share(self) -> float:

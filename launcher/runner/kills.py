@@ -20,13 +20,13 @@ ORDER = (WORKERS, STOP, HOST, MACHINE)
 """How runs are ended, in turn: one host's training processes die; the run is stopped; a host is lost; the machine fails."""
 
 SERVER, SERVER_TITLE = "SIGKILL to a server", "ray::ImageServer"
-"""How a drill of servers kills, and how the title of a server's process begins, as Ray gives it."""
+"""How a server drill kills, and how the process title that Ray gives a server begins."""
 
 WRITING_SECONDS = 20
 """Seconds that a kill waits for a checkpoint to begin."""
 
 ENDING_SECONDS = 30
-"""Seconds for the end of a run whose host has no process any more: its supervisor still packs the model."""
+"""Seconds to wait for the end of a run whose host has no process left: its supervisor still packs the model."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class Kill:
     at_step: int
     """The last step that the killed run reported."""
     resumed_from: int = 0
-    """The step from which the next run resumed; 0: it started over. Of a server: the same step, since the run goes on."""
+    """The step from which the next run resumed; 0: it started over. For a server: the same step, since the run goes on."""
     seconds: float = 0.0
-    """Seconds from the kill to the next run's first metric line; of a server, to the run's next step."""
+    """Seconds from the kill to the next run's first metric line; for a server, to the run's next step."""
 
 
 def wait_for_a_checkpoint_under_way(run: Run) -> None:
-    """Wait until a hidden file, a checkpoint that is not complete, appears or changes in the first host's folder."""
+    """Wait until a hidden file (an incomplete checkpoint) appears or changes in the first host's folder."""
     folder = run.folder.checkpoints(run.hosts[0])
     before, end = _hidden(folder), time.monotonic() + WRITING_SECONDS  # an earlier kill may have left one
     while time.monotonic() < end and not run.folder.outcome.exists() and _hidden(folder) <= before:
@@ -60,7 +60,7 @@ def _hidden(folder: Path) -> set[tuple[str, int]]:
 
 
 def kill(run: Run, how: str, rng: random.Random) -> None:
-    """SIGKILL to the whole run, to one of its hosts, or to the training processes there.
+    """SIGKILL the whole run, one of its hosts, or the training processes there.
 
     Raises:
         UserError: the run goes on, and no such process was found.
@@ -81,7 +81,7 @@ def kill(run: Run, how: str, rng: random.Random) -> None:
 
 
 def _shims(supervisor: psutil.Process, host: Path) -> list[psutil.Process]:
-    """A host's processes among a supervisor's children: they work in its folder, which the kernel names without symbolic links."""
+    """A host's processes among a supervisor's children: they run in its folder, which the kernel names without symbolic links."""
     folder, found = str(host.resolve()), []
     for child in supervisor.children():
         with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
@@ -90,7 +90,7 @@ def _shims(supervisor: psutil.Process, host: Path) -> list[psutil.Process]:
 
 
 def is_server(process: psutil.Process) -> bool:
-    """Whether a process makes images for a run."""
+    """Whether a process is a run's image server."""
     with contextlib.suppress(psutil.Error):
         return "".join(process.cmdline()[:1]).startswith(SERVER_TITLE)
     return False
@@ -102,7 +102,7 @@ def _kill(process: psutil.Process) -> None:
 
 
 def _kill_tree(root: psutil.Process) -> None:
-    """SIGKILL to a process and its descendants: all are suspended first, so that none sees another die."""
+    """SIGKILL a process and its descendants: all are suspended first, so that none sees another die."""
     suspended: list[psutil.Process] = []
     try:
         while new := [process for process in [root, *root.children(recursive=True)] if process not in suspended]:
@@ -110,6 +110,6 @@ def _kill_tree(root: psutil.Process) -> None:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.suspend()
             suspended += new
-    finally:  # where the first ends meanwhile, the others must not stay suspended
+    finally:  # if the first ends meanwhile, the others must not stay suspended
         for process in suspended:
             _kill(process)

@@ -1,4 +1,4 @@
-"""Labelling of a job: the same job without its student, which fills the label bank that its training runs read."""
+"""Labelling: a job without its student, which fills the label bank that the job's training runs read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launcher.planner.validation import SUFFIX
 SETTING = "teacher_cache"
 
 LABELLED_BY = {TRAINS: LABELS, PIXELS: LABELS_PIXELS}
-"""By the script that learns from a teacher's answers, the one that only keeps them; both take the same settings."""
+"""Script that learns from a teacher's answers -> script that only stores them; both take the same settings."""
 
 
 def planned(
@@ -25,8 +25,8 @@ def planned(
 ) -> Plan:
     """Plan the labelling of a config's job.
 
-    Where the job reads its bank from a run, `inputs.NAME: {run: …}`, that run is this one: it has no such input, and leaves the bank. Where
-    the job takes a complete bank for its teacher, this run has the teacher.
+    If the job reads its bank from a run, `inputs.NAME: {run: …}`, this run is that one: it has no such input, and writes the bank. If
+    the job uses a complete bank instead of its teacher, this run has the teacher.
 
     Raises:
         UserError: the config has mistakes, or its script learns from no teacher whose answers can be kept.

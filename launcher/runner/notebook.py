@@ -1,4 +1,4 @@
-"""A run as a notebook shows it, once or while it goes on."""
+"""A run's display in a notebook, once or live."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from launcher.show import html
 from launcher.show.text import counted, dollars, number
 
 REDRAW_SECONDS = 0.5
-"""Seconds, at least, between two drawings of a run that goes on."""
+"""Least seconds between two redraws of a live run."""
 
 
 class Shown(Protocol):
-    """What a display needs of a Run."""
+    """What a display needs from a Run."""
 
     folder: RunFolder
     trouble: str
@@ -84,7 +84,7 @@ class Watch:
 
 
 class _Watched:
-    """A run, and what was read from its log so far."""
+    """A run, and what has been read from its log."""
 
     def __init__(self, shown: Shown):
         self.run, self.progress = shown, RunProgress(shown.folder)

@@ -1,4 +1,4 @@
-"""A probe of a run: the same job again, which measures instead of training, in under two minutes."""
+"""A probe of a run: the same job again, measuring instead of training, in under two minutes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SETTING = "probe_seconds"
 
 SECONDS = 90.0
-"""Seconds from the start of its processes until it begins no further measurement; the last one and the end come on top."""
+"""It begins no measurement later than this many seconds after its processes start; the last one and the end come on top."""
 
 LONGEST = 118.0
 """Seconds after which it is stopped."""
@@ -62,7 +62,7 @@ def planned(source: str, overrides: Sequence[str] = (), *, on: str = "process") 
 
 
 def read(folder: records.RunFolder, outcome: Mapping[str, Any]) -> Probe | str:
-    """What a probe measured; or, where it failed, why it measured nothing.
+    """What a probe measured; or, if it failed, why it measured nothing.
 
     Args:
         outcome: how the probe's run ended.
@@ -82,7 +82,7 @@ def read(folder: records.RunFolder, outcome: Mapping[str, Any]) -> Probe | str:
 
 
 def _refuse(run: str, made: Plan) -> None:
-    """Raise a UserError where the probe cannot start."""
+    """Raise a UserError if the probe cannot start."""
     script = made.job.script
     unknown = [one for one in made.issues if one.key in (f"hyperparameters.{SETTING}", "hyperparameters")]
     if [one for one in unknown if one.level == "not checked" or "has no such" in one.found]:

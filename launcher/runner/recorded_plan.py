@@ -1,4 +1,4 @@
-"""A recorded run's job planned again, for a replay, a resumed run or a probe."""
+"""Plan a recorded run's job again, for a replay, a resumed run or a probe."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def plan_again(folder: records.RunFolder, overrides: Sequence[str], on: str | No
     """Plan a recorded run's job again, with its code, overrides, and possibly another backend.
 
     Raises:
-        UserError: it has no job, its record is incomplete, others can change it, or an override is wrong.
+        UserError: it has no job, its record is incomplete, other users can change it, or an override is wrong.
     """
     start_record.refuse_strangers(folder)
     recorded = folder.read(folder.plan)["backend"]
@@ -29,7 +29,7 @@ def plan_again(folder: records.RunFolder, overrides: Sequence[str], on: str | No
     # without one the code is a copy of this kit's, with all that is known of its scripts
     if values.get("source") is not None:
         values["source"] = str(folder.code)
-    values.pop("study", None)  # what a study varies is no part of one run's job
+    values.pop("study", None)  # what a study varies is not part of one run's job
     changed, problems = yaml_file.override(yaml_file.Config(str(folder.job), values), overrides)
     if changed.values.get("profile") != values.get("profile"):
         found = "an earlier job planned again keeps the role, region and network that it had"

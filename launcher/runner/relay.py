@@ -5,13 +5,13 @@
 It runs until everyone who holds the command's output has closed it, so a process that the command leaves behind goes on writing where
 it would have written. Two more things pass through its pipes:
 
-- `ended` closes when the command is over. Once what was written until then is copied, the relay ends or, where others still hold the
+- `ended` closes when the command is over. Once everything written until then is copied, the relay ends or, if others still hold the
   output, writes a byte to `copied`.
 - Each signal that the relay gets goes to `signals`, one byte with its number. The relay is in the command's process group, so this
-  tells a signal to the whole group (Ctrl-C) from one to the launcher alone. The launcher asks by a signal of its own, whose number
-  comes behind those of all that came before.
+  tells a signal to the whole group (Ctrl-C) from one to the launcher alone. The launcher asks with a signal of its own, whose number
+  comes after those of all earlier signals.
 
-Whoever starts it has blocked all signals. The file runs by its path and imports nothing of this kit.
+The launcher starts it with all signals blocked. The file runs by its path and imports nothing from this kit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import sys
 import threading
 
 PART = 2**16
-"""Bytes that are copied at once: as many as a pipe holds. What a command wrote before it ended is no more than that."""
+"""Bytes copied at once: as many as a pipe holds. What is left to copy when a command ends is no more than that."""
 
 
 class Copy:
@@ -36,7 +36,7 @@ class Copy:
         os.set_blocking(source, False)
 
     def pass_on(self, log: Log) -> int:
-        """Copy what is there, at most PART bytes. Returns how many."""
+        """Copy what is there, at most PART bytes. Returns the count."""
         try:
             data = os.read(self.source, PART)
         except BlockingIOError:
@@ -55,7 +55,7 @@ class Copy:
 
 
 class Log:
-    """The run's log, as far as its disk has room."""
+    """The run's log, until its disk is full."""
 
     def __init__(self, file: str):
         self._stream: int | None = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
@@ -93,7 +93,7 @@ def relay(copies: list[Copy], log: Log, ended: int, copied: int) -> None:
 
 
 def report_signals(pipe: int) -> None:
-    """Write the number of each signal that comes, until nobody reads."""
+    """Write the number of each signal received, until nobody reads."""
     with contextlib.suppress(BrokenPipeError):
         while True:
             os.write(pipe, bytes([signal.sigwait(signal.valid_signals())]))

@@ -1,4 +1,4 @@
-"""How two runs differ, and a run's job planned again: from the start, or from its checkpoints."""
+"""How two runs differ; and plans that run a run's job again, from the start or from its checkpoints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ABSENT = "-"
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing in which two runs differ."""
+    """One difference between two runs."""
 
     about: str
     """backend, job, code, commit, request or version."""
@@ -57,7 +57,7 @@ def replay(name: str, overrides: Sequence[str] = (), *, on: str | None = None) -
     >>> plan.replay_of, plan.job.hyperparameters["learning_rate"]
     ('quickstart-teacher-...', 0.001)
 
-    It starts from the beginning. SageMaker would bring what lies under the job's `checkpoints`, so there the plan has a folder of its own
+    It starts from the beginning. SageMaker would copy in what is under the job's `checkpoints`, so there the plan has its own folder
     beside the run's, unless the overrides name one.
 
     Args:

@@ -1,4 +1,4 @@
-"""Run: a plan under way or over, the same on every backend, found by name from any process."""
+"""Run: a started plan, in progress or over; the same on every backend, found by name from any process."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from launcher.insight.diagnosis import Diagnosis
 
 FIRST_PAUSE, LONGEST_PAUSE, PAUSE_GROWTH = 1.0, 15.0, 1.3
-"""Seconds between two requests about a run on SageMaker: longer while nothing is new."""
+"""Seconds between requests about a run on SageMaker; the pause grows while nothing is new."""
 
 HOSTS_A_SECOND = 8
-"""Log requests a second, on average, of one follower; CloudWatch Logs allows an account 25 in most regions.
+"""Average log requests per second of one follower; CloudWatch Logs allows an account 25 in most regions.
 https://docs.aws.amazon.com/AmazonCloudWatch/latest/logs/cloudwatch_limits_cwl.html"""
 
 PAUSE_IN_TROUBLE = 20.0
-"""Seconds until SageMaker is asked again after it did not answer."""
+"""Seconds before the next request after SageMaker did not answer."""
 
 
 @dataclass
@@ -57,9 +57,9 @@ class Run:
 
     folder: RunFolder
     _lifeline: list[int] = field(default_factory=list, repr=False)
-    """The pipe whose end tells the supervisor that this process is gone; empty once it is closed. `pop` lets one thread close it."""
+    """The pipe whose EOF tells the supervisor that this process is gone; empty once closed. `pop` lets only one thread close it."""
     trouble: str = field(default="", repr=False)
-    """Why SageMaker does not answer, or its answer finds no room on the disk; "" where it does. The folder holds its last answer."""
+    """Why SageMaker does not answer, or that the disk has no room for its answer; "" if neither. The folder holds its last answer."""
     _pause: float = field(default=FIRST_PAUSE, repr=False)
     _ask_at: float = field(default=0.0, repr=False)
 
@@ -82,13 +82,13 @@ class Run:
 
     @property
     def on_this_machine(self) -> bool:
-        """Whether its hosts are on this machine; it then ends with the terminal that started it, unless it was detached."""
+        """Whether its hosts are on this machine; if so, it ends with the terminal that started it, unless detached."""
         return backends.starter(self.backend).on_this_machine
 
     def refresh(self) -> None:
         """Update the folder of a run on SageMaker, unless that was done a moment ago.
 
-        Where SageMaker does not answer, `trouble` says why, and a later call asks again. The run goes on meanwhile.
+        If SageMaker does not answer, `trouble` says why and a later call asks again. The run itself goes on.
         """
         now = time.monotonic()
         if now < self._ask_at or self.folder.outcome.exists():
@@ -104,18 +104,18 @@ class Run:
         except OSError as error:
             if error.errno not in disk.NO_SPACE:
                 raise
-            self.trouble = disk.full(self.folder.path, error)  # SageMaker's answer finds no room
+            self.trouble = disk.full(self.folder.path, error)  # no room for SageMaker's answer
             self._pause = PAUSE_IN_TROUBLE
         self._ask_at = time.monotonic() + self._pause
 
     @property
     def spend(self) -> float | None:
-        """Cost so far, in US dollars; None where the run is free or its price is unknown."""
+        """Cost so far, in US dollars; None if the run is free or its price is unknown."""
         return backends.starter(self.backend).spend(self.folder)
 
     @property
     def spent(self) -> str:
-        """The same in words; "" for None. Spot hosts cost less than on demand, which is what is known before the bill."""
+        """The same in words; "" for None. For spot hosts it is an upper bound: only the on-demand price is known before the bill."""
         if self.spend is None:
             return ""
         spot = self.folder.read(self.folder.plan).get("request", {}).get("EnableManagedSpotTraining")
@@ -125,7 +125,7 @@ class Run:
 
     @property
     def still_costs(self) -> str:
-        """What the run still costs although it is over, and how to end it: the hosts of a warm pool on SageMaker; "": nothing."""
+        """What a finished run still costs, and how to end that: the hosts of a warm pool on SageMaker; "" if nothing."""
         return backends.starter(self.backend).still_costs(self.folder)
 
     @functools.cached_property
@@ -148,7 +148,7 @@ class Run:
             progress: False: show nothing in a notebook.
 
         Returns:
-            The state; InProgress or Stopping where the time was too short.
+            The state; InProgress or Stopping if the timeout came first.
         """
         end = time.monotonic() + (timeout if timeout is not None else float("inf"))
         shown = notebook.watch(self) if progress else None
@@ -169,12 +169,12 @@ class Run:
         positions: dict[str, int] | None = None,
         idle: Callable[[], None] = lambda: None,
     ) -> Iterator[tuple[str, str]]:
-        """The hosts' log lines as (host, line), each host's in order. What is no UTF-8 becomes U+FFFD.
+        """The hosts' log lines as (host, line), each host's in order. Invalid UTF-8 becomes U+FFFD.
 
         Args:
             follow: continue until the run is over; else end with the lines that exist now.
             positions: host -> bytes of its log to skip. Updated, so that a later call continues there.
-            idle: called whenever all lines so far were returned.
+            idle: called whenever all lines so far have been yielded.
         """
         for host, line in self.raw_logs(follow=follow, positions=positions, idle=idle):
             yield host, line.decode("utf-8", "replace").rstrip("\r\n")
@@ -186,7 +186,7 @@ class Run:
         positions: dict[str, int] | None = None,
         idle: Callable[[], None] = lambda: None,
     ) -> Iterator[tuple[str, bytes]]:
-        """The same lines as the script wrote them, with their ends."""
+        """The same lines as bytes, as the script wrote them, with their line endings."""
         positions = {} if positions is None else positions
         while True:
             over = self.state in OVER  # read before the logs, so that no last line is missed
@@ -202,7 +202,7 @@ class Run:
             time.sleep(0.2)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The measurements, one dict a logged step and rank, without lines that cannot be read; while the run goes on, those in its
+        """The measurements, one dict per logged step and rank, without unreadable lines; while the run goes on, those in its
         log lines."""
         if self.folder.metrics.is_file():
             return [values for _, values in json_lines(self.folder.metrics)]
@@ -222,27 +222,27 @@ class Run:
 
     @property
     def cost(self) -> float | None:
-        """US dollars: so far, or of a run that is over its bill with that of its warm pool, once `settle` knows it; None as in `spend`."""
+        """US dollars: so far, or for a finished run its bill plus its warm pool's, once `settle` knows that; None as in `spend`."""
         outcome = self.folder.read(self.folder.outcome)
         return billed(outcome) if outcome else self.spend
 
     @property
     def usd_after_the_end(self) -> float:
-        """US dollars that it cost after its end, or costs at most where that is not known yet: the hosts of a warm pool on SageMaker."""
+        """US dollars that it cost after its end, or at most, while that is not known yet: the hosts of a warm pool on SageMaker."""
         return backends.starter(self.backend).usd_after_the_end(self.folder)
 
     def settle(self) -> None:
-        """Ask SageMaker what a warm pool cost, once its hosts are gone. Where it does not answer, `trouble` says why."""
+        """Ask SageMaker what a warm pool cost, once its hosts are gone. If it does not answer, `trouble` says why."""
         try:
             backends.starter(self.backend).settle(self.folder)
         except Unreachable as error:
             self.trouble = str(error)
 
     def release(self) -> str:
-        """End what the run still costs although it is over: the hosts of a warm pool on SageMaker.
+        """Stop what a finished run still costs: the hosts of a warm pool on SageMaker.
 
         Returns:
-            What was ended, in words; "": nothing.
+            What was ended, in words; "" if nothing.
 
         Raises:
             UserError: SageMaker does not answer, or refuses.
@@ -250,7 +250,7 @@ class Run:
         return backends.starter(self.backend).release(self.folder)
 
     def profile(self, interval_ms: int | None) -> None:
-        """Switch the system metrics of a job that is running on SageMaker.
+        """Set the interval of a running SageMaker job's system metrics, or turn them off.
 
         Args:
             interval_ms: milliseconds between two samples: 100, 200, 500, 1000, 5000 or 60000; None: off.
@@ -291,7 +291,7 @@ class Run:
         return self.folder.artifacts(self.hosts)
 
     def result(self) -> dict[str, Any]:
-        """The script's result.json; {} where it wrote none."""
+        """The script's result.json; {} if it wrote none."""
         return self.folder.result()
 
     def outcome(self) -> dict[str, Any]:
@@ -304,7 +304,7 @@ class Run:
 
 
 def billed(outcome: Mapping[str, Any]) -> float | None:
-    """US dollars of a run that is over, with its warm pool as far as that is known; None: free, or no price."""
+    """Bill of a finished run in US dollars, with its warm pool's once known; None if free or without a price."""
     usd = outcome.get("cost_usd")
     return None if usd is None else float(usd) + outcome.get("warm_pool_usd", 0.0)
 
@@ -318,17 +318,17 @@ def start(plan: Plan, *, detach: bool = False, max_cost: float | None = None) ->
     ('Completed', 3)
 
     Args:
-        plan: from `plan()`. One for SageMaker is checked online first, unless `check()` did that; what that finds or cannot see, and is no
-            error, is a Python warning.
+        plan: from `plan()`. One for SageMaker is checked online first, unless `check()` did that; what it finds or cannot check, and is not an
+            error, becomes a Python warning.
         detach: let a run on this machine outlive this process from the start.
         max_cost: US dollars. Refuse a plan that could cost more, or whose price is unknown.
 
     Returns:
-        The Run, under way.
+        The started Run.
 
     Raises:
-        UserError: the plan has errors, costs too much, or could not start, and nothing runs; or a stop that was asked for meanwhile
-            failed, and the run goes on.
+        UserError: the plan has errors, costs too much or could not start, so nothing runs; or a stop requested meanwhile
+            failed, so the run goes on.
     """
     refuse_errors(plan)
     if not plan.checked:
@@ -368,7 +368,7 @@ def probed(
     on: str = backends.DEFAULT,
     say: Callable[[str], None] = lambda text: None,
 ) -> Diagnosis:
-    """Diagnose a run with a probe: its job again on this machine, for two minutes at most. The arguments and errors are those of
+    """Diagnose a run with a probe: run its job again on this machine, for two minutes at most. Arguments and errors are those of
     `launcher.diagnose`."""
     planned, observed = probes.planned(source, overrides, on=on), diagnose.diagnose(source).measurements
 

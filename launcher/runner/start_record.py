@@ -21,15 +21,15 @@ from launcher.record import disk, records, trust
 from launcher.record.records import RunFolder
 
 STARTING = f".starting-{os.getuid()}"
-"""The folder of the store in which a run's folder is made, each user's own. Only a complete one leaves it."""
+"""The user's own folder of the store in which a run's folder is built. Only a complete one leaves it."""
 
 ABANDONED_SECONDS = 60
-"""Age of a folder there whose starter no longer lives. A living one has locked it within milliseconds."""
+"""Age from which an unlocked folder there is abandoned. A live starter locks its folder within milliseconds."""
 
 
 @contextlib.contextmanager
 def recorded(plan: Plan) -> Iterator[tuple[RunFolder, BinaryIO]]:
-    """The new folder of a planned run, as `new_folder`."""
+    """`new_folder` for a planned run."""
     resumed = [RunFolder(records.store() / plan.resumes)] if plan.resumes else []
     with new_folder(plan.name, lambda folder: write(plan, folder), *resumed) as made:
         yield made
@@ -39,7 +39,7 @@ def recorded(plan: Plan) -> Iterator[tuple[RunFolder, BinaryIO]]:
 def new_folder(
     name: str, write: Callable[[RunFolder], None], *resumed: RunFolder
 ) -> Iterator[tuple[RunFolder, BinaryIO]]:
-    """A run's new folder with its record, and its locked file. The folder appears in the store once its record is complete.
+    """A run's new folder with its record, and its lock file, locked. The folder appears in the store once its record is complete.
 
     Args:
         name: the run's.
@@ -76,7 +76,7 @@ def new_folder(
 
 
 def refuse_strangers(*runs: RunFolder) -> None:
-    """Raise a UserError where other users than root and the store's group can change the store, or the code of some runs."""
+    """Raise a UserError if users other than root and the store's group can change the store, or the code of these runs."""
     fix = "set LAUNCHER_RUNS to a folder of yours; where it is yours or your team's: chown it to you, or to root, and chmod o-w"
     store = records.store()
     folders = [store.resolve(), store / STARTING, *(path for run in runs for path in (run.path, run.code))]
@@ -93,13 +93,13 @@ def _remove_abandoned() -> None:
 
 
 def not_started(folder: RunFolder, error: Exception) -> None:
-    """Record why a run did not start, unless its backend did, or it has started after all.
+    """Record why a run did not start, unless its backend did so or it has started after all.
 
     Raises:
-        UserError: in place of the error, where the disk is full.
+        UserError: instead of the error, if the disk is full.
     """
     if folder.remote.exists():
-        return  # it was sent to SageMaker, and what the disk does is another matter
+        return  # it was sent to SageMaker: what the disk does is another matter
     full = disk.full(folder.path, error)
     if not folder.outcome.exists() and not folder.supervisor.exists():
         with contextlib.suppress(OSError):
@@ -143,7 +143,7 @@ def installed_versions() -> dict[str, str]:
     """Versions of Python, the system and every installed package, by name."""
     packages: dict[str, str] = {}
     for item in distributions():
-        values = item.metadata  # which reads its file each time
+        values = item.metadata  # each access reads the file
         if values["Name"]:
             packages.setdefault(values["Name"], values["Version"])  # the first on the path is the one that is imported
     return {

@@ -1,4 +1,4 @@
-"""A run from its start to its end, which is stopped first where this process is interrupted, fails or has seen enough."""
+"""A run from start to end; it is stopped first if this process is interrupted, fails or has seen enough."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from launcher.config.issues import UserError
 from launcher.record import records
 
 STOP_AGAIN = 600.0
-"""Seconds for which a run is asked again to stop, where SageMaker does not answer."""
+"""Seconds for which a stop request is repeated while SageMaker does not answer."""
 
 
 class Stoppable(Protocol):
-    """What is needed of a Run."""
+    """What is needed from a Run."""
 
     trouble: str
 
@@ -38,10 +38,10 @@ def to_its_end(
 
     Args:
         begin: starts the run, or returns one that is under way.
-        say: takes a line when SageMaker stops answering, when it answers again, and when it does not stop the run.
+        say: called with a line when SageMaker stops answering, when it answers again, and when it does not stop the run.
         interrupted: called before an interrupt stops the run.
         started: called with the run once it has started.
-        until: asked about every second: why to stop the run now; "" while it is to go on.
+        until: called about every second: why to stop the run now; "" while it may go on.
 
     Raises:
         UserError: the run cannot be started; or SageMaker did not stop it for 10 minutes, and it goes on.
@@ -80,7 +80,7 @@ def to_its_end(
 
 
 def _stop(run: Stoppable, why: str, say: Callable[[str], None]) -> None:
-    """Ask a run to stop, again and again for STOP_AGAIN seconds where SageMaker does not answer; each reason is said once."""
+    """Ask a run to stop, repeatedly for STOP_AGAIN seconds while SageMaker does not answer; each reason is said once."""
     until, said = time.monotonic() + STOP_AGAIN, ""
     while True:
         try:

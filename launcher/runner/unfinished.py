@@ -15,22 +15,22 @@ from launcher.record import records
 from launcher.runner.run import Run
 
 NOT_COMPARED = ("source", "study")
-"""Keys of a job that may differ in the same job: where the code is, whose content is compared, and what only a study reads."""
+"""Keys that may differ in the same job: the code's path, since its content is compared, and what only a study reads."""
 
 
 def resume_unfinished(plan: Plan) -> Plan:
-    """The plan, made to resume the unfinished run of the same job and code; the plan unchanged where there is none.
+    """The plan, made to resume the unfinished run of the same job and code; unchanged if there is none.
 
     >>> plan = launcher.resume_unfinished(launcher.plan(launcher.load("configs/quickstart.yaml", smoke=True)))
     >>> plan.resumes is None                            # no earlier run of it was stopped
     True
 
-    The same job and code: the same backend, the same resolved config and the same content of every source file. Not compared are the
-    path of `source`, the commit, `study`, and the values of secrets, which no record holds. The latest of these runs counts, without those
-    that ended before their first checkpoint. Where it completed, there is nothing to resume.
+    The backend, the resolved config and the content of every source file must be the same; the path of `source`, the commit, `study`
+    and the values of secrets, which no record holds, are not compared. The latest such run counts, except those that ended before
+    their first checkpoint. If it completed, there is nothing to resume.
 
     Raises:
-        UserError: it is still under way.
+        UserError: that run is still under way.
     """
     latest = _latest(plan)
     if latest is None or latest.state == records.COMPLETED:
@@ -42,7 +42,7 @@ def resume_unfinished(plan: Plan) -> Plan:
 
 
 def unfinished(plan: Plan) -> Run | None:
-    """The run that `resume_unfinished` would continue; None where there is none."""
+    """The run that `resume_unfinished` would continue; None if there is none."""
     latest = _latest(plan)
     return latest if latest is not None and latest.state in (records.FAILED, records.STOPPED) else None
 
@@ -69,5 +69,5 @@ def _latest(plan: Plan) -> Run | None:
 
 
 def _compared(job: dict[str, Any]) -> str:
-    """What makes a recorded job, as JSON."""
+    """The compared keys of a recorded job, as JSON."""
     return json.dumps({key: value for key, value in job.items() if key not in NOT_COMPARED}, sort_keys=True)

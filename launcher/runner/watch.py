@@ -1,4 +1,4 @@
-"""A command of this machine, watched: it runs as it would alone, while its steps are measured and its record is kept."""
+"""Watch a local command: it runs as it would alone, while its steps are measured and recorded."""
 
 from __future__ import annotations
 
@@ -41,25 +41,25 @@ HOST = "algo-1"
 """The name of this machine in the record: the first host's, as in other runs."""
 
 PACKAGES = "install the package that provides {module} in the environment of the command's Python"
-"""How a command gets a module that it misses."""
+"""How to provide a module that a command lacks."""
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Signals that ask a command to end."""
 
 PASSED_ON = (*ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
-"""Signals to the launcher that are meant for the command."""
+"""Signals that the launcher passes on to the command."""
 
 SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
-"""Names of processes that end at SIGTERM without their children."""
+"""Names of processes that SIGTERM ends without their children."""
 
 GROUP_SECONDS = 0.05
-"""Until a signal that came was sent to the relay too, where it is for the whole process group, one process after the other."""
+"""Seconds for a signal to reach the relay too, if it goes to the whole process group, one process after another."""
 
 ASKS = signal.SIGRTMAX if sys.platform == "linux" else signal.SIGSYS
-"""Asks the relay for all that it got before: Linux gives it the other signals first. https://man7.org/linux/man-pages/man7/signal.7.html"""
+"""Asks the relay for all signals that it got before: Linux delivers those first. https://man7.org/linux/man-pages/man7/signal.7.html"""
 
 ANSWER_SECONDS = 10.0
-"""For which the relay is waited for, which may be stopped; without an answer a signal may reach the command twice."""
+"""Seconds to wait for the relay, which may be stopped; without its answer a signal may reach the command twice."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Ended:
 
     run: Run
     exit_code: int
-    """As a shell says it: 128 and the signal's number for a command that a signal ended."""
+    """As a shell reports it: 128 plus the signal's number if a signal ended the command."""
     left: bool
     """Whether processes that it started still hold its output."""
     hung_up: bool
@@ -78,8 +78,8 @@ class Ended:
 def watch(command: Sequence[str], job: str, started: Callable[[Run], None] = lambda run: None) -> Ended:
     """Run a command to its end, with the observer in each of its Python processes.
 
-    It keeps our process group, terminal, standard input, current folder and open files. Its output comes by a relay, through a
-    terminal where ours is one and through a pipe elsewhere. The main thread of a process can watch one command at a time.
+    It keeps our process group, terminal, standard input, current folder and open files. Its output goes through a relay, by a
+    terminal if ours is one, else by a pipe. The main thread of a process can watch one command at a time.
 
     Args:
         command: program and arguments; the program exists (`shutil.which`).
@@ -144,7 +144,7 @@ def _write(plan: dict[str, Any], folder: RunFolder) -> None:
 
 
 def _copy_observer(folder: RunFolder) -> None:
-    """Copy it into a run's folder, and make the folders into which Python compiles it: made by the command, they would be as open as its
+    """Copy the observer into a run's folder and create its __pycache__ folders: if the command made them, they would be as open as its
     umask allows, and the code in them runs as its user."""
     files = with_python_start([], observe=True, secrets={})
     copy_files(files, _observer(folder))
@@ -153,7 +153,7 @@ def _copy_observer(folder: RunFolder) -> None:
 
 
 def _observer(folder: RunFolder) -> Path:
-    """What a command's Python processes find on their path."""
+    """The folder on the PYTHONPATH of a command's processes."""
     return folder.path / "observer"
 
 
@@ -162,7 +162,7 @@ def _measurements(folder: RunFolder) -> Path:
 
 
 def _environment(folder: RunFolder) -> dict[str, str]:
-    """The command's variables: ours, and the observer's."""
+    """The command's environment: ours plus the observer's variables."""
     path = os.environ.get("PYTHONPATH")
     return {
         **os.environ,
@@ -178,11 +178,11 @@ def _carry_out(command: Sequence[str], folder: RunFolder, umask: int) -> tuple[i
         umask: the command's.
 
     Returns:
-        Its status as subprocess has it, whether processes that it started still hold its output, and the signals that came.
+        Its subprocess return code, whether processes that it started still hold its output, and the signals received.
     """
     observed = ObservedMetrics(folder, HOST)
     with _Output(folder.log(HOST)) as output, _signals() as heard:
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # which our handlers would swallow in the fork
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # our handlers would swallow them in the fork
         try:
             process = subprocess.Popen(
                 command,
@@ -203,7 +203,7 @@ def _carry_out(command: Sequence[str], folder: RunFolder, umask: int) -> tuple[i
         is_stopping = False
         while process.poll() is None:
             select.select([heard], [], [], POLL_SECONDS)
-            if not is_stopping and os.path.exists(folder.stop_request):  # also where a file server hiccups
+            if not is_stopping and os.path.exists(folder.stop_request):  # False, no error, if a file server hiccups
                 _terminate(process)
                 is_stopping = True
             came = _read(heard) & {*PASSED_ON}
@@ -212,7 +212,7 @@ def _carry_out(command: Sequence[str], folder: RunFolder, umask: int) -> tuple[i
                 came |= _read(heard) & {*PASSED_ON}
                 if signal.SIGWINCH in came:
                     output.resize()
-                # of a new size the command heard before its own terminal had it
+                # SIGWINCH came before the command's own terminal was resized
                 heard_already = output.heard_by_group() - {signal.SIGWINCH}
                 for number in sorted(came - heard_already):
                     process.send_signal(number)
@@ -225,7 +225,7 @@ def _carry_out(command: Sequence[str], folder: RunFolder, umask: int) -> tuple[i
 
 
 def _become_the_command(mask: set[int]) -> None:
-    """In a fork, before the command: a killed launcher takes it along, and a signal to the group ends it, which our handlers would swallow.
+    """In the fork, before the command: it dies with a killed launcher, and a signal to the group ends it, which our handlers would swallow.
 
     Args:
         mask: the signals that the command is to block; those in PASSED_ON are blocked until then.
@@ -238,7 +238,7 @@ def _become_the_command(mask: set[int]) -> None:
 
 
 def _terminate(process: subprocess.Popen[bytes]) -> None:
-    """Ask a command to end, with what a shell runs, which would go on without it: the shell first, or it begins its next line."""
+    """SIGTERM a command and, for a shell, what it runs, which would go on without it: the shell first, or it begins its next line."""
     import psutil
 
     below: list[psutil.Process] = []
@@ -251,7 +251,7 @@ def _terminate(process: subprocess.Popen[bytes]) -> None:
 
 
 def _below_shells(process: psutil.Process) -> Iterator[psutil.Process]:
-    """The processes that a shell started, and those of shells among them; none of another program."""
+    """The processes that a shell started, and those of shells among them; none for other programs."""
     if process.name() in SHELLS:
         for child in process.children():
             yield child
@@ -259,7 +259,7 @@ def _below_shells(process: psutil.Process) -> Iterator[psutil.Process]:
 
 
 class _Output:
-    """The command's standard output and error, each like ours and copied there and to the log by a relay."""
+    """The command's standard output and error, each like ours; a relay copies them there and to the log."""
 
     def __init__(self, log: Path):
         same = os.fstat(1).st_dev == os.fstat(2).st_dev and os.fstat(1).st_ino == os.fstat(2).st_ino
@@ -290,7 +290,7 @@ class _Output:
             os.close(end)
 
     def given(self) -> None:
-        """The command has its ends, and the launcher needs them no more."""
+        """Close the command's ends, which it has inherited by now."""
         for end in {self.stdout, self.stderr}:
             os.close(end)
 
@@ -300,7 +300,7 @@ class _Output:
             fcntl.ioctl(terminal, termios.TIOCSWINSZ, fcntl.ioctl(ours, termios.TIOCGWINSZ, bytes(8)))
 
     def heard_by_group(self) -> set[int]:
-        """The signals since the last call that went to the whole process group, and so to the command as well."""
+        """The signals since the last call that went to the whole process group, and so to the command too."""
         self._relay.send_signal(ASKS)  # on a busy machine it may not have run since
         heard: set[int] = set()
         end = time.monotonic() + ANSWER_SECONDS
@@ -312,7 +312,7 @@ class _Output:
         return heard - {ASKS}
 
     def drain(self) -> bool:
-        """Wait until all that was written by now is copied. Returns whether somebody still holds the other end."""
+        """Wait until everything written by now is copied. Returns whether a process still holds the other end."""
         os.close(self._ended)
         if os.read(self._copied, 1):
             return True
@@ -342,8 +342,8 @@ def _channel(ours: int) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[int]:
-    """A pipe's end that gets the number of each signal in PASSED_ON, and SIGCHLD. Those that we ignore, the command ignores too, but for
-    SIGCHLD: where it is ignored, the kernel keeps no exit code.
+    """The read end of a pipe that gets the number of each signal in PASSED_ON, and SIGCHLD. What we ignore, the command ignores too, except
+    SIGCHLD: if it is ignored, the kernel keeps no exit code.
     """
     reading, writing = os.pipe()
     for end in (reading, writing):
@@ -364,7 +364,7 @@ def _signals() -> Iterator[int]:
 
 
 def _state(folder: RunFolder, code: int, received: Sequence[int]) -> dict[str, Any]:
-    """What an outcome says of the end: the state, and why a command was stopped or failed."""
+    """The outcome's part on the end: the state, and why a command was stopped or failed."""
     stop = folder.read(folder.stop_request)
     ends = [number for number in received if number in ENDING]
     if stop or ends:

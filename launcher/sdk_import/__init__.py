@@ -1,4 +1,4 @@
-"""Reads the jobs that users start with SageMaker's SDK, version 2 or 3, out of their scripts and notebooks."""
+"""Reads the jobs that users start with SageMaker's SDK, version 2 or 3, from their scripts and notebooks."""
 
 from __future__ import annotations
 

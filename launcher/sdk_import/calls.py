@@ -1,6 +1,6 @@
-"""The estimators that a script makes and what it fits them on, read from its syntax tree: nothing runs.
+"""The estimators that a script makes and what it fits them on, read from its syntax tree without running it.
 
-What is read as a value is certain. Wherever the script may have changed a value in a way that is not followed here, it becomes Unread.
+A value that is read is certain. Wherever the script may have changed a value in a way that is not followed here, it becomes Unread.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ class _Follower:
     def __init__(self, file: str, tree: ast.Module):
         self.reader = Reader(file)
         self._is_top = True
-        """Whether statements outside of functions are followed."""
+        """Whether the statements being followed are outside of functions."""
         self._often = _bound_often(tree)
         self._functions: list[tuple[ast.FunctionDef | ast.AsyncFunctionDef, Names, Names]] = []
         """Functions, the names around them, and the values of their defaults."""
         self._elsewhere = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
-        """Names that a function changes from within, at a time that is not followed."""
+        """Outer names that a function changes, at a time that is not followed."""
         for node in ast.walk(tree):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 self._elsewhere |= _changed_by(node)
         self._open = {node.target.id for node in ast.walk(tree) if isinstance(node, ast.NamedExpr)}
-        """Names that an expression sets, which is not followed."""
+        """Names that `:=` sets, which is not followed."""
         self._calls: dict[str, list[ast.Call]] = {}
         self._class_of: dict[int, ast.ClassDef] = {}
-        """By the identity of a method's definition, which lives as long as the tree."""
+        """id() of a method's definition, which lives as long as the tree -> its class."""
         called = set[int]()
         for node in ast.walk(tree):
             if isinstance(node, ast.Call):
@@ -81,7 +81,7 @@ class _Follower:
             self._follow(function.body, inner)
 
     def _parameters(self, function: ast.FunctionDef | ast.AsyncFunctionDef, defaults: Names) -> Names:
-        """A parameter is its default where no call in the script gives it; or what the only call writes out; else Unread."""
+        """A parameter's value: its default if no call in the script gives it, the constant that the only call gives, else Unread."""
         given = function.args
         places = [argument.arg for argument in (*given.posonlyargs, *given.args)]
         every = [*places, *(argument.arg for argument in given.kwonlyargs)]
@@ -92,7 +92,7 @@ class _Follower:
             places = places[1:]  # the object itself
             if function.name == "__init__":
                 calls = [*calls, *self._calls.get(within.name, [])]
-                # also where another class has it as a base, or calls its base's
+                # also if another class has it as a base, or calls its base's
                 passed_on = within.name in self._passed_on or "__init__" in self._calls
         found: Names = {}
         for name in every:
@@ -163,13 +163,13 @@ class _Follower:
     _AsyncFunctionDef = _FunctionDef
 
     def _ClassDef(self, statement: ast.ClassDef, names: Names) -> None:
-        """A class's body; its methods see what is around the class."""
+        """Follow a class's body. Its methods see the names around the class."""
         methods = len(self._functions)
         self._follow(statement.body, dict(names))
         self._functions[methods:] = [(function, names, defaults) for function, _, defaults in self._functions[methods:]]
 
     def _If(self, statement: ast.If, names: Names) -> None:
-        """The branch that is taken; where that is open, both, and what they do differently is Unread."""
+        """Follow the branch that is taken. If that is unknown, follow both; what they do differently becomes Unread."""
         test = self.reader.read(statement.test, names)
         if text_of(statement.test) in MAIN_GUARDS:
             self._follow(statement.body, names)
@@ -198,7 +198,7 @@ class _Follower:
         self._again(statement, names)
 
     def _again(self, statement: ast.For | ast.AsyncFor | ast.While, names: Names) -> None:
-        """A loop's body, any number of times: what it changes is known neither in it nor behind it."""
+        """Follow a loop's body, which runs any number of times: what it changes is unknown in it and after it."""
         changed = [*statement.body, *statement.orelse]
         self._forget(changed, names, statement.lineno)
         self.reader.open += 1
@@ -232,7 +232,7 @@ class _Follower:
     _Global = _Nonlocal = _Break = _Continue = _Raise = _Assert = _Pass
 
     def _other(self, statement: ast.stmt, names: Names) -> None:
-        """A statement that is not followed: its bodies are, as those that may be run, and what it changes is forgotten."""
+        """Forget what a statement of any other kind changes, and follow its bodies as ones that may run."""
         self._forget([statement], names, statement.lineno)
         bodies = [case.body for case in getattr(statement, "cases", [])]
         self._either([*bodies, []], names, statement.lineno)
@@ -240,8 +240,8 @@ class _Follower:
     # -- what becomes of names -----------------------------------------------------------------------------------------
 
     def _either(self, bodies: Sequence[Sequence[ast.stmt]], names: Names, line: int) -> None:
-        """Several bodies of which one is run: names keep what all of them leave alike. One that ends the function or the script is left
-        out, but followed."""
+        """Follow several bodies of which one runs: names keep what all of them leave alike. One that ends the function or the script is
+        followed, but not compared."""
         self.reader.open += 1
         try:
             states = [snapshot(names) for _ in bodies]
@@ -260,7 +260,7 @@ class _Follower:
         ]
         for name in {name: None for state in left for name in state}:
             found = [state[name] for state in left if name in state]
-            if not all(same(one, found[0]) for one in found):  # where it is not there, nothing can read it
+            if not all(same(one, found[0]) for one in found):  # where it is missing, nothing can read it
                 _differ(names, name, found, line)
             elif not (
                 name in names and same(names[name], found[0])
@@ -268,7 +268,7 @@ class _Follower:
                 names[name] = found[0]
 
     def _forget(self, statements: Sequence[ast.stmt], names: Names, line: int) -> None:
-        """Whatever the statements may change is known no more."""
+        """Forget whatever the statements may change."""
         for node in itertools.chain.from_iterable(map(ast.walk, statements)):
             if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
                 names[node.id] = Unread(node.id, line)
@@ -280,7 +280,7 @@ class _Follower:
                 self._spoil_root(node.func.value, names, line)
 
     def _spoil_root(self, node: ast.expr, names: Names, line: int) -> None:
-        """The dictionary or list that a target or a method belongs to."""
+        """Spoil the dictionary or list that a target or a method belongs to."""
         while isinstance(node, (ast.Subscript, ast.Attribute)):
             node = node.value
         if isinstance(node, ast.Name) and isinstance(names.get(node.id), (dict, list)):
@@ -315,14 +315,14 @@ class _Follower:
 
 
 def _takes(holder: Any, key: Any) -> bool:
-    """Whether a value is a dictionary or a list that takes an item at a place that is known."""
+    """Whether a value is a dictionary or list that takes an item at this known key or index."""
     if isinstance(holder, list):
         return isinstance(key, int) and -len(holder) <= key < len(holder)
     return isinstance(holder, dict) and isinstance(key, str)
 
 
 def _differ(names: Names, name: str, found: list[Any], line: int) -> None:
-    """A name with which several bodies do different things: of dictionaries, what they agree on is left."""
+    """Make a name that several bodies treat differently Unread. A dictionary keeps what they agree on."""
     held = names.get(name)
     if isinstance(held, dict) and all(isinstance(one, dict) for one in found):
         keys = {key: None for one in found for key in one}
@@ -339,7 +339,7 @@ def _differ(names: Names, name: str, found: list[Any], line: int) -> None:
 
 
 def _bound_often(tree: ast.Module) -> set[str]:
-    """Names that are bound more than once outside of functions: a function may be called before or after the last time."""
+    """Names that are bound more than once outside of functions: a function may be called before or after the last binding."""
     found: list[str] = []
     waiting: list[ast.AST] = [tree]
     while waiting:
@@ -351,7 +351,7 @@ def _bound_often(tree: ast.Module) -> set[str]:
 
 
 def _changed_by(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
-    """Names of what is around a function whose dictionaries or lists its body changes."""
+    """Names from around a function whose dictionaries or lists its body changes."""
     own = {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
     own |= {node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     found = set()
@@ -367,7 +367,7 @@ def _changed_by(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
 
 
 def _passed(call: ast.Call, name: str, place: int | None) -> ast.expr | None:
-    """What a call gives for a parameter; None: nothing. Of `*` and `**` one cannot tell, which counts as something."""
+    """What a call passes for a parameter; None: nothing. `*` and `**` may pass it, so they count as something."""
     for word in call.keywords:
         if word.arg in (name, None):
             return word.value

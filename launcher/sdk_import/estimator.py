@@ -38,7 +38,7 @@ PLAIN = {
     "image_name": "image.uri",
     "image": "image.uri",
 }
-"""Argument of SDK v2's estimators -> key of a config, where both take the same value."""
+"""Argument of SDK v2's estimators -> key of a config, for those that take the same value in both."""
 
 UNITS = {
     "max_run": ("compute.max_hours", HOUR),
@@ -106,7 +106,7 @@ class EstimatorImporter(Importer):
     """Reads PyTorch, HuggingFace and Estimator."""
 
     def read(self, estimator: Estimator) -> Imported:
-        """Raises UserError where it starts no script."""
+        """Raises UserError if it starts no script."""
         call = estimator.made
         names = POSITIONAL[call.short].split()
         names += [f"argument {place}" for place in range(len(names) + 1, len(call.positional) + 1)]

@@ -1,4 +1,4 @@
-"""The values of expressions whose parts may be unknown, or must not be."""
+"""Values of expressions: some may have unknown parts, others must not."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ CANNOT_BE_READ = (
     TypeError,
     ValueError,
 )
-"""What evaluating an expression may raise where a value in it is not what it seems."""
+"""What evaluating an expression may raise if a value in it is not what it seems."""
 
 
 class Expressions(Evaluator):
-    """Reads expressions. Inside of one, what is unknown makes all of it unknown; parts of a dictionary, list or call may be unknown."""
+    """Reads expressions. An unknown part makes the whole expression unknown, but not a dictionary, list or call."""
 
     def __init__(self, file: str):
         super().__init__(file, self._no_name, self._attribute_of, lambda _: False, itertools.count())
         self.open = 0
-        """Above 0: what is read may not be run, or more than once."""
+        """Above 0: the code being read may not run, or may run more than once."""
 
     def read(self, node: ast.AST, names: Mapping[str, Any]) -> Any:
-        """An expression's value; Unread where it is known only when the script runs."""
+        """An expression's value; Unread if it is known only when the script runs."""
         try:
             return self.value(node, names)
         except CANNOT_BE_READ:
@@ -53,7 +53,7 @@ class Expressions(Evaluator):
         raise NotPlain(name)
 
     def _known(self, node: ast.expr, names: Mapping[str, Any]) -> ast.Constant:
-        """An expression's value, as a constant that is not evaluated again. Raises NotPlain where a part of it is not known."""
+        """An expression's value, as a constant that is not evaluated again. Raises NotPlain if a part of it is unknown."""
         value = self.value(node, names)
         if not is_plain(value):
             raise NotPlain(text_of(node))
@@ -144,7 +144,7 @@ class Expressions(Evaluator):
     _GeneratorExp = _ListComp
 
     def _perhaps(self, nodes: Sequence[ast.expr], names: Mapping[str, Any]) -> None:
-        """Read expressions that may not be run, or more than once."""
+        """Read expressions that may not run, or may run more than once."""
         self.open += 1
         for node in nodes:
             self.read(node, names)
@@ -160,12 +160,12 @@ class Expressions(Evaluator):
 
 
 def _last(node: ast.expr) -> str:
-    """The last name of a dotted one."""
+    """The last part of a dotted name."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def limited(text: str) -> str:
-    """A text that is not too long. Raises NotPlain where it is."""
+    """The text. Raises NotPlain if it is too long."""
     if len(text) > MAX_LENGTH:
         raise NotPlain("too long")
     return text

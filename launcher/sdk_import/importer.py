@@ -1,4 +1,4 @@
-"""A config's values as they are found in calls of the SDK, and what could not be read: the part that both versions share."""
+"""A config's values as found in calls of the SDK, and what could not be read: the part that both versions share."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ IN_THE_SCRIPT = "what seems to be a secret stays in the script: a config's `secr
 
 @dataclass
 class Imported:
-    """What could be read of an estimator."""
+    """What could be read from an estimator."""
 
     values: dict[str, Any] = field(default_factory=dict)
     """A config's values, nested."""
@@ -61,14 +61,14 @@ class Imported:
 
 
 class Importer:
-    """Puts what calls of the SDK say into a config."""
+    """Turns calls of the SDK into a config."""
 
     def __init__(self, source: Source):
         self.source = source
         self.made = Imported()
 
     def script(self, entry: Any, folder: Any, call: Call) -> None:
-        """`script` and `source`. The SDK takes a script without a folder from where it lies.
+        """Set `script` and `source`. Without a folder, the SDK takes the script from where it is.
 
         Raises:
             UserError: the image's own program is to run.
@@ -193,10 +193,10 @@ class Importer:
             self.put(f"hyperparameters.{name}", value, name=str(name))
 
     def put(self, key: str, value: Any, name: str = "") -> None:
-        """Set a key to a value that was read; note what was not. Secrets stay in the script.
+        """Set a key to the part of a value that was read, and note the rest. Secrets stay in the script.
 
         Args:
-            name: of a hyperparameter, which may have dots of its own.
+            name: a hyperparameter's name, which may contain dots.
         """
         if value is None and not name:  # the SDK's own default, which is a config's too
             return
@@ -220,7 +220,7 @@ class Importer:
             self.made.values.setdefault("tags", {})[name] = value
 
     def environment(self, given: Any) -> None:
-        """Variables of the script; one that seems to hold a secret is to come from the environment of who starts the job."""
+        """Set the script's variables. One that seems to hold a secret must come from the environment of whoever starts the job."""
         for name, value in self.mapping("environment", given).items():
             if isinstance(value, str) and is_secret(str(name), value):
                 self.made.values.setdefault("secrets", {})[str(name)] = "env"
@@ -234,7 +234,7 @@ class Importer:
                 self.made.values.setdefault("environment", {})[str(name)] = str(value)
 
     def start(self, estimator: Estimator) -> Call | None:
-        """The call that starts the job, the first of several; None, and noted, where none was seen."""
+        """The call that starts the job, the first of several; None, with a note, if none was seen."""
         for one in estimator.starts:
             for word in (word for word in one.keywords if word.startswith("**")):
                 self.left("inputs", one.keywords[word])
@@ -267,7 +267,7 @@ class Importer:
         return value if isinstance(value, dict) else {}
 
     def left(self, key: str, value: Any, why: str = "") -> None:
-        """Note what could not be read, or no config says."""
+        """Note what could not be read, or has no place in a config."""
         line = value.line if isinstance(value, (Unread, Call)) else 0
         try:
             text = str(value)
@@ -284,16 +284,16 @@ class Importer:
 
 
 UNREAD: Any = object()
-"""In the place of a value of which nothing is left."""
+"""Stands for a value of which nothing is left."""
 
 
 def _one_line(text: str) -> str:
-    """A text of the script's on one line of a terminal and of a comment."""
+    """A text from the script on one line, for a terminal and a comment."""
     return text if text.isprintable() else json.dumps(text)
 
 
 def _plain(value: Any) -> tuple[Any, list[tuple[list[str], Any]]]:
-    """A value as JSON and YAML have it, without what could not be read or they cannot hold; and those parts, with their places in it."""
+    """A value as JSON and YAML hold it, without parts that were not read or that they cannot hold; and those parts, with their places."""
     if isinstance(value, dict):
         found, left = dict[str, Any](), list[tuple[list[str], Any]]()
         for key, part in value.items():
@@ -313,7 +313,7 @@ def _plain(value: Any) -> tuple[Any, list[tuple[list[str], Any]]]:
 
 
 def _is_scalar(value: Any) -> bool:
-    """Whether YAML and JSON hold a value as it is."""
+    """Whether YAML and JSON can hold a value as it is."""
     if isinstance(value, str):
         return not re.search("[\ud800-\udfff\ufffe\uffff]", value)
     if isinstance(value, float):
@@ -325,7 +325,7 @@ def lines(made: Imported, written: Callable[[Any], str]) -> Iterator[str]:
     """The config's lines, without its head.
 
     Args:
-        written: a value on one line of YAML.
+        written: renders a value on one line of YAML.
     """
     for key, value in made.values.items():
         if key in ("inputs", "hyperparameters", "metrics", "compute") and isinstance(value, dict) and value:

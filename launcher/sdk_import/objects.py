@@ -35,18 +35,18 @@ class Symbol:
 
 @dataclass(eq=False, repr=False)
 class Call:
-    """A call of the SDK with what could be read of its arguments: plain values, further calls, Symbols, and Unread."""
+    """A call of the SDK with what could be read from its arguments: plain values, further calls, Symbols, and Unread."""
 
     name: str
     """The full name of the class or function: sagemaker.inputs.TrainingInput."""
     positional: list[Any]
     keywords: dict[str, Any]
-    """`**expression` stands for what an expression gives that could not be read."""
+    """The key `**expression` stands for keywords that could not be read."""
     line: int
     text: str
     """The expression."""
     certain: bool = True
-    """Whether it is run, and once."""
+    """Whether it runs exactly once."""
 
     @property
     def short(self) -> str:
@@ -63,7 +63,7 @@ class Call:
         """All arguments by their names.
 
         Args:
-            names: of the positional ones, in their order.
+            names: those of the positional arguments, in order.
         """
         return {**dict(zip(names, self.positional)), **self.keywords}
 
@@ -78,13 +78,13 @@ class Estimator:
     made: Call
     starts: list[Call] = field(default_factory=list)
     shared: dict[str, dict[Any, Any]] = field(default_factory=dict)
-    """The dictionaries of the script that it holds, as they are by now."""
+    """The script's dictionaries that it holds by reference, in their current state."""
     changes: list[Call] = field(default_factory=list)
-    """Its methods that change what it is: set_hyperparameters, with_checkpoint_config."""
+    """Calls of its methods that change it: set_hyperparameters, with_checkpoint_config."""
 
 
 def text_of(node: ast.AST) -> str:
-    """An expression as it stands in the script, on one line."""
+    """An expression's source, on one line."""
     try:
         return " ".join(ast.unparse(node).split())
     except (RecursionError, ValueError):  # deeply nested; a number with too many digits
@@ -97,7 +97,7 @@ def is_plain(value: Any) -> bool:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values are surely alike. Those that are unread are where they are the same expression."""
+    """Whether two values are certainly equal. Unread ones are if they are the same expression."""
     if type(one) is not type(other):
         return False
     if isinstance(one, dict):
@@ -108,7 +108,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def snapshot(value: Any) -> Any:
-    """A copy of the dictionaries and lists in a value; all else is what it was, and one object stays one.
+    """A copy of the dictionaries and lists in a value. Everything else is kept, and shared objects stay shared.
 
     Raises:
         NotPlain: it has too many parts, or contains itself.
@@ -135,7 +135,7 @@ def snapshot(value: Any) -> Any:
 
 
 def size(value: Any) -> int:
-    """The number of parts of a value without cycles, each counted wherever it stands."""
+    """The number of parts of a value without cycles; a shared part counts each time."""
     sizes: dict[int, int] = {}
 
     def counted(part: Any) -> int:
@@ -149,7 +149,7 @@ def size(value: Any) -> int:
 
 
 def spoil(holder: dict[Any, Any] | list[Any], text: str, line: int) -> None:
-    """A dictionary or list that was changed in a way that is not followed: nothing of it is certain any more."""
+    """Mark a dictionary or list that was changed in a way that is not followed: nothing in it is certain any more."""
     if isinstance(holder, list):
         holder[:] = [Unread(text, line)]
         return

@@ -1,4 +1,4 @@
-"""The calls of a script that say what job it starts: estimators, their methods, and what changes what they were given."""
+"""The calls of a script that say what job it starts: estimators, their methods, and changes to their arguments."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ SDKS = ("sagemaker", "boto3")
 """Packages whose classes and functions are calls of interest."""
 
 STARTS = ("fit", "train")
-"""Their methods that start it."""
+"""Estimator methods that start a job."""
 
 KEPT_BY_REFERENCE = ("hyperparameters", "environment")
-"""Dictionaries that SDK v2's estimators do not copy: what is changed in them before a start counts."""
+"""Dictionaries that SDK v2's estimators do not copy: changes before a start count."""
 
 LEAVE_ALONE = {
     *(
@@ -53,7 +53,7 @@ LEAVE_ALONE = {
     *("bool", "int", "float", "min", "max", "sum", "enumerate", "zip", "display", "pprint", "logger", "log", "logging"),
     *("json", "os", "pathlib", "time", "datetime", "math", "copy", "yaml", "sagemaker", "boto3"),
 }
-"""Functions, and the first names of modules and loggers, that change no dictionary or list that they are given."""
+"""Functions, and the first names of modules and loggers, that change no dictionary or list passed to them."""
 
 LOOKS = {"get", "items", "keys", "values", "copy", "count", "index"}
 """Methods of dictionaries and lists that change nothing."""
@@ -66,9 +66,9 @@ class Reader(Expressions):
         super().__init__(file)
         self.found: list[Estimator] = []
         self._by_call: dict[int, Estimator] = {}
-        """By the identity of the call, which lives as long as the estimator."""
+        """id() of the call that made it, which lives as long as the estimator -> estimator."""
         self._by_node: dict[int, Any] = {}
-        """Calls that were read: an expression that is read twice makes and changes something once."""
+        """id() of a call's node -> its result: an expression that is read twice makes and changes something once."""
 
     def _Call(self, node: ast.Call, names: Mapping[str, Any]) -> Any:
         if id(node) in self._by_node:
@@ -95,7 +95,7 @@ class Reader(Expressions):
         return self._plain_call(function, of, node, given, names)
 
     def changes_an_estimator(self, node: ast.expr, names: Mapping[str, Any], text: str) -> bool:
-        """Note a change of what an estimator's attribute holds, as of `estimator.environment`; whether it was one.
+        """Note a change to what an estimator's attribute holds, such as `estimator.environment`; return whether it was one.
 
         Args:
             node: what is changed.
@@ -112,7 +112,7 @@ class Reader(Expressions):
         return True
 
     def _plain_call(self, function: Any, of: Any, node: ast.Call, given: list[Any], names: Mapping[str, Any]) -> Any:
-        """A call of Python's own, whose arguments have to be known; those of `dict(…)` need not."""
+        """A call of plain Python, whose arguments must be known; those of `dict(…)` need not be."""
         words = {str(word.arg): part for word, part in zip(node.keywords, given[len(node.args) :])}
         if function is dict and not node.args and None not in [word.arg for word in node.keywords]:
             return words
@@ -158,7 +158,7 @@ class Reader(Expressions):
                         estimator.made.keywords[name] = snapshot(held)
             estimator.starts.append(call)
         elif method.startswith(("with_", "set_")) and estimator.starts:
-            return Unread(call.text, node.lineno)  # of a later start than the one that is read
+            return Unread(call.text, node.lineno)  # for a later start than the one that is read
         elif method.startswith(("with_", "set_")):
             estimator.changes.append(call)
             if method.startswith("with_"):  # it returns the estimator
@@ -191,7 +191,7 @@ class Reader(Expressions):
             return Unread(text_of(node), node.lineno)
 
     def _changing(self, of: dict[Any, Any] | list[Any], method: str, node: ast.Call, names: Mapping[str, Any]) -> Any:
-        """A method that changes a dictionary or a list: the usual ones are followed, and spoil it where an argument is unknown."""
+        """Follow a method that changes a dictionary or list. An unusual method spoils it, and so may an unknown argument."""
         call = self._made(method, node, names)
         given = call.positional
         result: Any = None
@@ -249,14 +249,14 @@ def imported(statement: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, Symb
 
 
 def _root(node: ast.expr) -> str:
-    """The first name of a dotted one."""
+    """The first part of a dotted name."""
     while isinstance(node, ast.Attribute):
         node = node.value
     return node.id if isinstance(node, ast.Name) else ""
 
 
 def _looked_up(of: Mapping[Any, Any], key: Any, otherwise: Any = None) -> Any:
-    """`of.get(key, otherwise)`. Raises NotPlain where the key may be there, unread."""
+    """`of.get(key, otherwise)`. Raises NotPlain if the key may be there but unread."""
     found = of.get(key, otherwise)
     if isinstance(found, Unread) or (key not in of and any(str(name).startswith("**") for name in of)):
         raise NotPlain(str(key))
@@ -264,7 +264,7 @@ def _looked_up(of: Mapping[Any, Any], key: Any, otherwise: Any = None) -> Any:
 
 
 def _formatted(text: str, positional: Sequence[Any], words: Mapping[str, Any]) -> str:
-    """`text.format(…)` with plain fields only, which reach into nothing."""
+    """`text.format(…)` with plain fields only, without access to attributes or items."""
     if not re.fullmatch(r"([^{}]|\{\{|\}\}|\{\w*\})*", text):
         raise NotPlain(text)
     return text.format(*positional, **words)

@@ -15,13 +15,13 @@ from pathlib import Path
 from launcher.config.issues import mistake
 
 OF_IPYTHON = re.compile(r"\s*[%!?]|\s*[\w.]+\?{1,2}\s*$")
-"""A line of a notebook that IPython reads: a magic, a shell command, a question."""
+"""A notebook line that IPython reads: a magic, a shell command, a question."""
 
 ASKS = re.compile(r"(\s*)(\w+(?:\s*,\s*\w+)*)\s*=\s*[!%]")
-"""One whose answer becomes a variable."""
+"""Such a line whose answer is assigned to a variable."""
 
 OF_PYTHON = ("time", "timeit", "capture")
-"""Magics of a whole cell below which Python stands."""
+"""Cell magics whose body is Python."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class Source:
     cells: Sequence[int] = ()
     """Of a notebook: the cell of each line, from 1."""
     skipped: Sequence[int] = ()
-    """Of a notebook: cells that are no Python, and were not read."""
+    """Of a notebook: cells that are not Python, and were not read."""
 
     def parsed(self) -> ast.Module:
-        """The syntax tree. Raises UserError where it is not Python."""
+        """The syntax tree. Raises UserError if it is not Python."""
         try:
             return _parsed(self.text)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -52,7 +52,7 @@ class Source:
         return f"cell {cell}, line {line - self.cells.index(cell)}"
 
     def path(self, given: str) -> str:
-        """A path of the script's, for who is in the current folder: a notebook runs in its own, a script where it is started."""
+        """A path in the script, seen from the current folder: a notebook runs in its own folder, a script where it is started."""
         if not self.cells or os.path.isabs(given):
             return given
         return os.path.normpath(os.path.join(os.path.dirname(self.name), given))
@@ -89,7 +89,7 @@ def read(file: Path) -> Source:
 
 
 def _python(cell: str) -> tuple[list[str], bool]:
-    """A cell's lines as Python, and whether it was: what is IPython's does nothing, and what it assigns is not known."""
+    """A cell's lines as Python, and whether it was understood. IPython's own lines do nothing, and what they assign is unknown."""
     magic = re.match(r"\s*%%(\w*)", cell)
     raw = textwrap.dedent(cell).split("\n")
     if magic is not None and magic[1] not in OF_PYTHON:
@@ -105,7 +105,7 @@ def _python(cell: str) -> tuple[list[str], bool]:
 
 
 def _without_ipython(raw: Sequence[str]) -> list[str]:
-    """Lines of Python in the place of IPython's own, and of what continues them."""
+    """The lines, with IPython's own and their continuations replaced by Python."""
     lines, indent, goes_on = list[str](), "", False
     for line in raw:
         asks = ASKS.match(line)
@@ -124,5 +124,5 @@ def _without_ipython(raw: Sequence[str]) -> list[str]:
 
 def _parsed(text: str) -> ast.Module:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the script's own
+        warnings.simplefilter("ignore")  # the script's own
         return ast.parse(text)

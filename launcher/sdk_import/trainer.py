@@ -16,7 +16,7 @@ class TrainerImporter(Importer):
     """Reads ModelTrainer."""
 
     def read(self, estimator: Estimator) -> Imported:
-        """Raises UserError where it starts no script."""
+        """Raises UserError if it starts no script."""
         call = estimator.made
         given = dict(call.keywords)
         code = given.pop("source_code", None)
@@ -69,7 +69,7 @@ class TrainerImporter(Importer):
         for channel in (
             one for some in (channels, more) if some is not None for one in (some if isinstance(some, list) else [some])
         ):
-            self._input_data(channel, mode)  # of two with one name the later one counts, as there
+            self._input_data(channel, mode)  # as in the SDK, the later of two with one name counts
         return self.finished()
 
     def _fields(self, part: Call, keys: Mapping[str, str]) -> None:

@@ -1,1 +1,1 @@
-"""Values rendered as text, HTML and SVG. Knows no noun of this kit, and imports none of its rooms."""
+"""Values rendered as text, HTML and SVG. Knows none of this kit's concepts, and imports none of its other packages."""

@@ -29,7 +29,7 @@ class ValueAxis:
         return self.base - (value - low) / (high - low) * HEIGHT
 
     def drawn(self, unit: str, width: float) -> list[str]:
-        """Grid lines with their numbers, and the unit along them.
+        """Grid lines with their numbers, and the unit beside them.
 
         Args:
             width: of the whole chart.

@@ -18,7 +18,7 @@ STACK_HEIGHT, STACK_GAP = 28, 12
 """Pixels of a stacked bar."""
 
 LEAST_LABEL = 46
-"""Pixels of a stacked bar's part from which it holds its number."""
+"""Pixels from which a part of a stacked bar shows its number."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class BarChart:
     sections: tuple[tuple[str, tuple[str, ...]], ...]
     """A name, and the names of its groups, from left to right."""
     group_axis: str
-    """What a group's name is, for example "batch size"."""
+    """What the groups' names are, for example "batch size"."""
     series: tuple[tuple[str, tuple[Spread | None, ...]], ...]
     """A name, and a value for each group of all sections; None: no bar."""
     first_colour: int = 0
-    """Of svg.COLOURS, for the first series."""
+    """Index in svg.COLOURS of the first series' colour."""
 
 
 def bar_charts(charts: Sequence[BarChart]) -> svg.Picture:
@@ -85,7 +85,7 @@ def _draw(chart: BarChart, top: int, width: int) -> list[str]:
 
 
 def _bar(value: Spread, x: float, axis: ValueAxis, colour: str, tip: str, unit: str) -> list[str]:
-    """A bar from 0 to the median, its range where there is one, its number, and what the pointer shows."""
+    """A bar from 0 to the median, its range if any, its number, and its tooltip."""
     top, bottom = sorted((axis.y(value.median), axis.y(0)))
     ends = f"{three_digits(value.low)} to {three_digits(value.high)}, n = {len(value.values)}"
     tip = f"{tip}: {three_digits(value.median)} {unit}, {ends}"
@@ -107,7 +107,7 @@ class StackedBars:
     parts: tuple[tuple[str, str, tuple[float | None, ...]], ...]
     """A part's name, its colour, and its value in each row; None or 0: not drawn."""
     totals: tuple[float | None, ...]
-    """Of each row, written behind it; None: not known."""
+    """Of each row, written after it; None: not known."""
     about: str = ""
     """A line below the title."""
 

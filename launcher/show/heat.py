@@ -1,4 +1,4 @@
-"""Heat maps as SVG: bands of rows, each cell the stronger in colour the higher its value."""
+"""Heat maps as SVG: bands of rows; the higher a cell's value, the stronger its colour."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BAND_GAP = 12
 """Pixels between two bands."""
 
 STEP = 5
-"""Percent: neighbours that round to the same are one element."""
+"""Percent: neighbours that round to the same multiple are one element."""
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Band:
 
     name: str
     rows: tuple[Sequence[float], ...]
-    """Of one length each: percent, 0 to 100; a value beyond is drawn as the nearest of these."""
+    """Of one length each: percent, clipped to 0 to 100."""
     label: str = ""
-    """Behind the band."""
+    """Written after the band."""
 
 
 def heat_map(title: str, bands: Sequence[Band], left: int, y: float, cell: float, high: int) -> tuple[list[str], float]:

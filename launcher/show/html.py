@@ -1,7 +1,7 @@
-"""Small HTML for a notebook's output, in the page's own colours, light or dark, that loads nothing.
+"""Small HTML for a notebook's output, in the page's own colours, light or dark; it loads nothing.
 
-JupyterLab leaves scripts, SVG elements and some styles out of a notebook that it does not trust, so there are none of these: pictures are
-images, and each style is one that it keeps, which wants a digit before a decimal point:
+JupyterLab removes scripts, SVG elements and some styles from a notebook that it does not trust, so none are used: pictures are
+images, and each style is one that it keeps, which needs a digit before a decimal point:
 https://github.com/jupyterlab/jupyterlab/blob/main/packages/apputils/src/sanitizer.ts
 """
 
@@ -17,12 +17,12 @@ from launcher.show import palette
 from launcher.show.text import written
 
 DIM, LINE, FILLED = "opacity:0.75", "border-bottom:1px solid rgba(127,127,127,0.3)", palette.PROGRESS
-"""Of whatever text and background the notebook has: an output cannot know its theme."""
+"""They suit any text and background of a notebook: an output cannot know its theme."""
 
 CELL = f"text-align:left;vertical-align:top;{LINE}"
 
 CURVE_POINTS, CURVE_WIDTH, CURVE_HEIGHT = 120, 260, 56
-"""Of a drawn curve: points at most, and pixels."""
+"""Of a drawn curve: most points, and pixels."""
 
 Rows = Sequence[tuple[str, str]]
 
@@ -38,7 +38,7 @@ def box(title: str, about: str, body: str, end: str = "") -> str:
 
 
 def pairs(rows: Rows) -> str:
-    """A table of names and values; "" of none."""
+    """A table of names and values; "" if there are none."""
     if not rows:
         return ""
     lines = "".join(
@@ -51,12 +51,12 @@ def pairs(rows: Rows) -> str:
 
 
 def more(title: str, rows: Rows) -> str:
-    """What is shown when it is asked for."""
+    """Rows that a click unfolds."""
     return f"<details><summary>{len(rows)} {escape(title)}</summary>{pairs(rows)}</details>" if rows else ""
 
 
 def note(level: str, text: str) -> str:
-    """A paragraph behind an edge in the colour of its level: error, warning, or anything else."""
+    """A paragraph with an edge in the colour of its level: error, warning, or anything else."""
     colour = {"error": palette.SEVERITIES["bad"][0], "warning": palette.SEVERITIES["risk"][0]}.get(
         level, "rgba(127,127,127,0.6)"
     )
@@ -67,7 +67,7 @@ def note(level: str, text: str) -> str:
 
 
 def bar(share: float) -> str:
-    """How much is done, 0 to 1."""
+    """A progress bar for a share, 0 to 1."""
     return (
         "<div style='height:6px;margin:4px 0;background:rgba(127,127,127,0.25);border-radius:3px' role='progressbar' "
         f"aria-valuemin='0' aria-valuemax='100' aria-valuenow='{share * 100:.0f}'>"
@@ -76,12 +76,12 @@ def bar(share: float) -> str:
 
 
 def xml_text(text: str) -> str:
-    """Text as XML takes it, without the characters that it forbids: https://www.w3.org/TR/xml/#charsets"""
+    """Text escaped for XML, without the characters that it forbids: https://www.w3.org/TR/xml/#charsets"""
     return escape(re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "", text))
 
 
 def image(svg: str) -> str:
-    """An SVG document as an image, "" of none. Its title stands where it cannot be shown."""
+    """An SVG document as an image, "" for none. Its title is the alternative text."""
     if not svg:
         return ""
     title = re.search(r"<title>(.*?)</title>", svg, re.DOTALL)
@@ -91,12 +91,12 @@ def image(svg: str) -> str:
 
 
 def inline(svg: str) -> str:
-    """An SVG document as a part of a page, whose text can be found and whose marks say more under the pointer; "" of none."""
+    """An SVG document as part of a page, with searchable text and tooltips; "" for none."""
     return f"<div class='picture'>{svg}</div>" if svg else ""
 
 
 def curve(name: str, points: Sequence[tuple[int, float]]) -> str:
-    """A small line of one number over the steps, "" of fewer than two."""
+    """A small line of one number over the steps, "" for fewer than two points."""
     points = [point for point in points if abs(point[1]) < float("inf")]  # nan and inf are nowhere on it
     if len(points) < 2:
         return ""
@@ -121,5 +121,5 @@ def curve(name: str, points: Sequence[tuple[int, float]]) -> str:
 
 
 def rows(values: Mapping[str, Any]) -> Rows:
-    """Nested values, a row a name."""
+    """Nested values, one row per name."""
     return [(name, written(value)) for name, value in values.items()]

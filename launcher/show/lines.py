@@ -18,7 +18,7 @@ DIGIT, GAP = 7, 6
 """Pixels of a digit on the horizontal axis, and between two numbers there: one that would touch the last is left out."""
 
 UNCOLOURED, DASHED = "#808080", 'stroke-dasharray="5 4" opacity="0.7"'
-"""Of a legend's sign, which stands for those of every curve; and the look of an ideal line."""
+"""Colour of a legend's sign, which stands for those of every curve; and the look of an ideal line."""
 
 Sign = Literal["dot", "cross", "ring"]
 """dot: on the solid line. ring: on the dotted line that goes on from the dots, and an estimate without a range. cross: on no line."""
@@ -54,7 +54,7 @@ class LineChart:
     """What the horizontal axis counts, in the plural."""
     curves: tuple[Curve, ...]
     signs: Mapping[Sign, str] = field(default_factory=dict)
-    """What each sign means, for the legend and the pointer."""
+    """What each sign means, for the legend and tooltips."""
 
 
 def line_charts(charts: Sequence[LineChart]) -> svg.Picture:
@@ -67,7 +67,7 @@ def line_charts(charts: Sequence[LineChart]) -> svg.Picture:
 
 
 def _legend(chart: LineChart, y: float) -> list[str]:
-    """The signs and lines that the chart has, each with what it means."""
+    """The chart's signs and lines, each with its meaning."""
     there = {mark.sign for curve in chart.curves for mark in curve.marks}
     parts, x = [], float(LEFT)
     for sign, meaning in chart.signs.items():

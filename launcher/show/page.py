@@ -12,7 +12,7 @@ from typing import Any
 from launcher.show import palette
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{script}'"
-"""The page's Content-Security-Policy: a browser loads nothing for it, and runs the script of this digest alone."""
+"""The page's Content-Security-Policy: a browser loads nothing for it, and runs only the script of this digest."""
 
 
 def document(title: str, body: str, data: Any = None, style: str = "", script: str = "charts.ready();\n") -> str:

@@ -1,4 +1,4 @@
-"""The colours of pages and pictures. Each means one thing: what is severe, a phase of a step, or a resource."""
+"""The colours of pages and pictures. Each means one thing: a severity, a phase of a step, or a resource."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ PHASES = (
     ("#4c8f3f", "#7cc46c"),  # grad_sync
     ("#6b4fa0", "#a06be0"),  # optimizer
 )
-"""In the order of a step; what belongs together has a hue in common: input, exchange, forward passes."""
+"""In the order of a step; related phases share a hue: input, exchange, forward passes."""
 
 UNNAMED, BESIDE = ("#c9ced6", "#4a525c"), ("#8d96a0", "#8d96a0")
-"""Of the part of a step that is in no phase, and of what passes beside the steps."""
+"""For the part of a step outside its phases, and for time outside the steps."""
 
 RESOURCES = {
     "CPU, mean of the cores": ("#3737af", "#0afabe"),
@@ -45,7 +45,7 @@ DARK_TEXT, LIGHT_TEXT = "#000000", "#ffffff"
 
 
 def variables(scheme: int) -> str:
-    """CSS variables of all colours: --c0 for the first phase, with --on-c0 for text upon it, and --r0 for the first resource.
+    """CSS variables of all colours: --c0 for the first phase, with --on-c0 for text on it, and --r0 for the first resource.
 
     Args:
         scheme: 0 light, 1 dark.
@@ -66,12 +66,12 @@ def resource(name: str) -> str:
 
 
 def text_upon(colour: str) -> str:
-    """Dark or light text, whichever is easier to read upon a colour."""
+    """Dark or light text, whichever is easier to read on a colour."""
     return max((DARK_TEXT, LIGHT_TEXT), key=lambda text: contrast(text, colour))
 
 
 def contrast(one: str, other: str) -> float:
-    """1 to 21, of two colours such as #1b1f24: https://www.w3.org/TR/WCAG22/#dfn-contrast-ratio"""
+    """Contrast, 1 to 21, of two colours such as #1b1f24: https://www.w3.org/TR/WCAG22/#dfn-contrast-ratio"""
     low, high = sorted((_luminance(one), _luminance(other)))
     return (high + 0.05) / (low + 0.05)
 

@@ -1,4 +1,4 @@
-"""Words of severity in colour, where a terminal has colours and the user wants them."""
+"""Words of severity in colour, if the terminal has colours and the user wants them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _WORD = re.compile(rf"^( *(?:\d+ )?)(({'|'.join(_COLOURS)})s?)(?=$| |:)", re.MUL
 
 
 def coloured(text: str, stream: TextIO) -> str:
-    """The text with the words of severity that open its lines in colour; unchanged where the stream shows none.
+    """The text with coloured words of severity at the start of its lines; unchanged if the stream shows no colours.
 
-    NO_COLOR, where it is set and not empty, turns colours off: https://no-color.org
+    NO_COLOR, if set and not empty, turns colours off: https://no-color.org
     """
     wanted = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
     return _WORD.sub(lambda found: f"{found[1]}\x1b[{_COLOURS[found[3]]}m{found[2]}\x1b[0m", text) if wanted else text

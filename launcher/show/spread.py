@@ -18,7 +18,7 @@ class Spread:
 
     values: tuple[float, ...]
     middle: float | None = None
-    """What stands for all of them; None: their median."""
+    """The value that represents them all; None: their median."""
 
     @property
     def median(self) -> float:
@@ -38,6 +38,6 @@ class Spread:
 
 
 def spread(values: Iterable[str | float | None]) -> Spread | None:
-    """The values that are present; None where there are none. An empty text is no value."""
+    """The values that are present; None if there are none. Empty text is not a value."""
     found = tuple(float(value) for value in values if value not in (None, ""))
     return Spread(found) if found else None

@@ -69,14 +69,14 @@ def rect(x: float, y: float, width: float, height: float, look: str, tip: str = 
 
     Args:
         look: attributes such as `fill="#ffffff"`.
-        tip: shown under the pointer.
+        tip: its tooltip.
     """
     place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
     return f"<rect {place} {look}>{title(tip)}</rect>" if tip else f"<rect {place} {look}/>"
 
 
 def title(words: str) -> str:
-    """What is shown under the pointer, inside an element."""
+    """A tooltip, inside an element."""
     return f"<title>{xml_text(words)}</title>"
 
 

@@ -41,7 +41,7 @@ class Table:
         )
 
     def without_empty(self, *names: str) -> Table:
-        """The same without those of the named columns in which every cell is -."""
+        """The same without the named columns in which every cell is -."""
         left = [
             place
             for place, name in enumerate(self.head)
@@ -51,7 +51,7 @@ class Table:
         return replace(self, head=[self.head[place] for place in left], rows=rows)
 
     def html(self) -> str:
-        """A heading where there is a title, a table element, and a paragraph a note. Columns that are no numbers are aligned to the left by
+        """A heading if there is a title, a table element, and a paragraph per note. Columns without numbers are aligned to the left by
         a style of their own, since a notebook has no other."""
         kinds = ["" if number else " style='text-align:left'" for number in self._numeric()]
 
@@ -65,10 +65,10 @@ class Table:
         return f"{title}<table><thead>{line(self.head, 'th')}</thead><tbody>{body}</tbody></table>{notes}"
 
     def _numeric(self) -> list[bool]:
-        """Of each column, whether all of its cells are numbers."""
+        """For each column, whether all its cells are numbers."""
         return [all(_is_number(row[column]) for row in self.rows) for column in range(len(self.head))]
 
 
 def _is_number(text: str) -> bool:
-    """Whether a cell is aligned to the right: a number, with a % or a unit of quality behind it, or - for none."""
+    """Whether a cell is aligned to the right: a number, maybe followed by % or a unit of quality, or - for none."""
     return text == "-" or text.removesuffix(" mIoU").rstrip(" %").replace(",", "").replace(".", "", 1).isdigit()

@@ -13,12 +13,12 @@ SHARES = ("accuracy", "agreement", "miou", "share")
 
 
 def dollars(usd: float) -> str:
-    """$1,234.50; below ten cents with two more digits."""
+    """$1,234.50; two more digits below ten cents."""
     return f"${usd:,.2f}" if usd >= 0.1 or usd == 0 else f"${usd:.4f}"
 
 
 def counted(number: int, thing: str, things: str = "") -> str:
-    """`1 file`, `2 files`; `things` is the plural where an s does not make it."""
+    """`1 file`, `2 files`; `things` is the plural if it is not formed with an s."""
     return f"{number} {thing if number == 1 else things or thing + 's'}"
 
 
@@ -41,7 +41,7 @@ def three_digits(number: float) -> str:
 
 
 def number(value: Any, form: str) -> str:
-    """A number in a format; - for anything else that a script may have written, and for a whole number beyond any float."""
+    """A number in a format; - for anything else that a script may have written, and for an integer too large for a float."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return "-"
     try:
@@ -57,7 +57,7 @@ def file_size(bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`5.7 s`, `12 min 30 s`, `3 h 5 min`, `2 d 4 h`; - for what is no finite number."""
+    """`5.7 s`, `12 min 30 s`, `3 h 5 min`, `2 d 4 h`; - if not a finite number."""
     if isinstance(seconds, float) and not math.isfinite(seconds):
         return "-"
     if seconds < 60:
@@ -73,7 +73,7 @@ def shown(name: str, value: Any) -> str:
     """A measured value for people: shares in percent, four digits of a number, thousands apart, nothing in Python's spelling.
 
     Args:
-        name: of the value, whose last word says what is a share.
+        name: the value's; its last word says whether it is a share.
     """
     if value is None:
         return "not measured"
@@ -92,7 +92,7 @@ def shown(name: str, value: Any) -> str:
 
 
 def written(value: Any) -> str:
-    """A value in a line, as YAML would take it but for the outer brackets."""
+    """A value on one line, as YAML without the outer brackets."""
     if isinstance(value, Mapping):
         parts = (
             (name, f"{{{written(item)}}}" if isinstance(item, Mapping) else written(item))
@@ -103,7 +103,7 @@ def written(value: Any) -> str:
 
 
 def shortened_apart(first: str, second: str, width: int) -> tuple[str, str]:
-    """Two texts cut to `width` characters so that their difference shows: where one is longer, without what both begin with."""
+    """Two texts cut to `width` characters so that their difference shows: if one is longer, without their common start."""
     if max(len(first), len(second)) > width:
         alike = len(os.path.commonprefix([first, second]))
         begin = min(alike - width // 8, max(len(first), len(second)) - width + 1)

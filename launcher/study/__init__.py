@@ -1,4 +1,4 @@
-"""Studies: many runs and one question. Each keeps its trials in a table, and repeats none that the table holds."""
+"""Studies: many runs that answer one question. A study keeps its trials in a table, and repeats none that it holds."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ __all__ = ["PreprocessingStudy", "ScalingStudy", "preprocessing", "scaling"]
 
 
 def __getattr__(name: str) -> object:
-    """Imports a study when it is first used: `import launcher` does without."""
+    """Import a study when it is first used, not on `import launcher`."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name in ("PreprocessingStudy", "preprocessing"):

@@ -17,18 +17,18 @@ from launcher.config.job import Job
 from launcher.planner import git
 
 CONDITIONS = ("code", "settings", "machine")
-"""Columns that are the same in every row of a table: a checksum of the code that travels; the job's settings without those that the
-study varies, as JSON; and where the trials run."""
+"""Columns that are the same in every row of a table: a checksum of the packaged code; the job's settings, as JSON, except those that
+the study varies; and where the trials run."""
 
 
 def commit_of(source: Path) -> str:
-    """The commit around a folder, with a + where it has uncommitted changes; "" outside a repository."""
+    """The commit that a folder is at, with a + if it has uncommitted changes; "" outside a repository."""
     state = git.state(source)
     return (state["commit"][:12] + ("" if state["clean"] else "+")) if state.get("commit") else ""
 
 
 def settings_of(job: Job, varied: Sequence[str]) -> str:
-    """Everything in a job that its measurements depend on, without the hyperparameters that the study varies; as JSON."""
+    """Everything in a job that its measurements depend on, except the hyperparameters that the study varies; as JSON."""
     parts = ("script", "distribution", "inputs", "environment", "profiling", "debugger")
     whole = job.with_whole_paths(job.model_dump(exclude_none=True))
     values = {name: value for name, value in whole.items() if name in parts}
@@ -43,7 +43,7 @@ def settings_of(job: Job, varied: Sequence[str]) -> str:
     )
     values["compute"] = {name: value for name, value in job.compute.model_dump().items() if name in compute and value}
     values["hyperparameters"] = {name: value for name, value in job.hyperparameters.items() if name not in varied}
-    if values.pop("environment", None):  # it may hold secrets, and a table is shown around
+    if values.pop("environment", None):  # it may hold secrets, and tables are shared
         values["environment"] = hashlib.sha256(json.dumps(job.environment, sort_keys=True).encode()).hexdigest()[:16]
     return json.dumps(values, sort_keys=True)
 
@@ -67,11 +67,11 @@ COMPUTING = (
     "LD_",
     "PYTHONPATH",
 )
-"""How environment variables begin by which a command may compute otherwise."""
+"""Prefixes of environment variables that may change how a command computes."""
 
 
 def software(program: str) -> str:
-    """What computes where a command runs: the program, the version of torch that its Python has, and the variables that matter.
+    """The software a command computes with: the program, its Python's version of torch, and the variables that matter.
 
     Args:
         program: the command's first word.
@@ -90,7 +90,7 @@ def software(program: str) -> str:
 
 
 def _interpreter(program: Path) -> str:
-    """The Python that a script of its own starts, as `torchrun` does; "" where it starts another program."""
+    """The Python in a script's shebang line, such as `torchrun`'s; "" if it starts another program."""
     try:
         with open(program, "rb") as file:
             line = file.readline(200)

@@ -1,6 +1,6 @@
-"""The engine of every study: it runs the trials that the table lacks, and writes each down as soon as it is over.
+"""The engine of every study: it runs the trials missing from the table, and records each as soon as it ends.
 
-A study may be killed at any moment: the same call goes on where the table ends.
+A study may be killed at any moment: the same call resumes where the table ends.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Say = Callable[[str], None]
 """Takes a line for people."""
 
 LONGEST_REASON = 300
-"""Characters of a failure that are shown."""
+"""Maximum characters shown of a failure."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the trials left."""
+    """What the trials produced."""
 
     file: Path
     """The table."""
@@ -49,11 +49,11 @@ def run(question: Question, table: str | Path | None, max_cost: float | None, sa
     """Run the trials that the table does not hold yet.
 
     Args:
-        table: a CSV file. None: studies/<job>-<study>-<backend>[-smoke].csv among the runs.
-        max_cost: US dollars, of all trials together; None: no limit.
+        table: a CSV file. None: studies/<job>-<study>-<backend>[-smoke].csv in the run store.
+        max_cost: US dollars for all trials together; None: no limit.
 
     Raises:
-        UserError: the table holds trials of other conditions, or another study is using it, or the trials could cost too much.
+        UserError: the table holds trials run under other conditions, another study is using it, or the trials could cost too much.
     """
     for note in question.notes:
         say(note)
@@ -67,7 +67,7 @@ def run(question: Question, table: str | Path | None, max_cost: float | None, sa
     with held(file):
         every = list(question.trials())
         under_way = UnderWay(file, conditions)
-        left = under_way.left(every, say)  # before the table, which may be refused while it goes on
+        left = under_way.left(every, say)  # before the table, which may be refused while this trial runs
         known = TrialTable(file, question.keys, question.measured, conditions, commit_of(source))
         missing = [trial for trial in every if known.find(trial.key) is None]
         say(f"{len(every)} trials, {len(every) - len(missing)} of them in {file}")
@@ -81,10 +81,10 @@ def run(question: Question, table: str | Path | None, max_cost: float | None, sa
 
 @contextlib.contextmanager
 def what_stays(say: Say) -> Iterator[list[Run]]:
-    """Say in the end, after Ctrl-C or an error too, what hosts of runs still cost, and how to end that.
+    """On exit, even after Ctrl-C or an error, say what the runs' hosts still cost and how to end that.
 
     Yields:
-        The list for the runs that were started, in their order.
+        A list for the started runs, in their order.
     """
     begun: list[Run] = []
     try:
@@ -92,9 +92,9 @@ def what_stays(say: Say) -> Iterator[list[Run]]:
     finally:
         for one in begun:
             try:
-                one.settle()  # a later one may have taken its hosts
+                one.settle()  # a later run may have taken its hosts
                 costs = one.still_costs
-            except UserError as error:  # an error that came before is raised all the same
+            except UserError as error:  # swallowed, so that an earlier error is still raised
                 costs = str(error)
             if costs:
                 say(costs)
@@ -114,13 +114,13 @@ def _run(
     say: Say,
     begun: list[Run],
 ) -> list[str]:
-    """Run trials one after the other; one that was `left` comes first, since `under_way` keeps one alone, and is waited for.
+    """Run trials one after the other. A trial that was `left` comes first, since `under_way` keeps only one, and is waited for.
 
     Args:
-        begun: gets the runs.
+        begun: receives the started runs.
 
     Returns:
-        Why some did not complete.
+        A message for each trial that did not complete.
     """
     failed: list[str] = []
     given_up: set[Hashable] = set()
@@ -157,12 +157,12 @@ def _run(
 
 
 def _planned(job: Job, on: str) -> Plan:
-    """Checked: what a check says was said of all trials at once."""
+    """A checked plan; its issues were reported for all trials at once."""
     return check(plan(with_own_checkpoints(job, "study"), on=on))
 
 
 def _to_its_end(planned: Plan | Run, started: Callable[[Run], None], say: Say) -> Run:
-    """Run a job, or wait for one that runs. If this process is interrupted, the run is stopped first."""
+    """Start a plan, or wait for a run. If this process is interrupted, the run is stopped first."""
 
     def interrupted() -> None:
         say("stopping the running trial; the same command resumes the study with it")
@@ -174,13 +174,13 @@ def _to_its_end(planned: Plan | Run, started: Callable[[Run], None], say: Say) -
 
 
 def tell_the_price(jobs: Sequence[Job], on: str, max_cost: float | None, say: Say) -> None:
-    """Say what the instance groups of trials do, and what all trials cost at most, before the first of them starts.
+    """Before the first trial starts, say what the trials' instance groups do and what all trials cost at most.
 
     Args:
         jobs: at least one.
 
     Raises:
-        UserError: together they could cost more than `max_cost` US dollars, or their price is not known; or AWS would refuse some of them.
+        UserError: together they could cost more than `max_cost` US dollars, their price is unknown, or AWS would refuse some of them.
     """
     plans = _plans_by_hosts(jobs, on)
     for planned, _ in plans:
@@ -215,12 +215,12 @@ def tell_the_price(jobs: Sequence[Job], on: str, max_cost: float | None, say: Sa
 
 
 def _plans_by_hosts(jobs: Sequence[Job], on: str) -> list[tuple[Plan, int]]:
-    """A plan for each kind of hosts that trials have, with its price where AWS's list has it, and how many of them have these hosts."""
+    """A plan for each kind of hosts that trials run on, priced if AWS's list has it, and the number of trials on these hosts."""
     alike: dict[Hashable, list[Job]] = {}
     for job in jobs:
         alike.setdefault((job.compute.instance_type, *job.compute.instance_groups), []).append(job)
-    # the most hosts: a quota, subnets or security groups that are enough for them are enough for all
+    # the job with the most hosts: a quota, subnets or security groups that suffice for it suffice for all
     most = [(max(each, key=lambda job: job.compute.instance_count), len(each)) for each in alike.values()]
     plans = [(plan(with_own_checkpoints(job, "study"), on=on), count) for job, count in most]
-    # a check reads AWS's price list, and the prices of all trials on these instance types with it; a quota is found before any trial
+    # a check reads AWS's price list, hence the prices of all trials on these instance types; a quota is found before any trial
     return [(check(planned) if planned.price is not None else planned, count) for planned, count in plans]

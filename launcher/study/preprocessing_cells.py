@@ -1,4 +1,4 @@
-"""A cell of the grid with all of its trials: how fast it is, how much time it saves beside another, and what it waits for."""
+"""A cell of the grid with all of its trials: how fast it is, how much time it saves compared with another, and what it waits for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launcher.study.trial_table import Repeats, Row
 INPUT_BOUND, PARTLY, COMPUTE_BOUND = "input-bound", "partly input-bound", "compute-bound"
 
 HIGHLY, MODERATELY = 0.20, 0.05
-"""Shares of a step that the input side costs, from which a step is input-bound, and partly so: the thresholds of TensorFlow's
+"""Shares of a step lost to input from which a step is input-bound, and partly so: the thresholds of TensorFlow's
 profiler, kHighlyInfeedBoundThresholdInPercent and kModeratelyInfeedBoundThresholdInPercent in
 tensorflow/core/profiler/convert/op_stats_to_input_pipeline_analysis.cc."""
 
@@ -29,11 +29,11 @@ class Cell(Repeats):
     rows: tuple[Row, ...]
     """A row of the table for each repeat."""
     alone: Spread | None
-    """Images a second of the model alone, on one batch over and over; None: not measured."""
+    """Images a second of the model alone, on one repeated batch; None: not measured."""
 
     @property
     def seconds(self) -> Spread:
-        """An epoch's."""
+        """Seconds per epoch."""
         found = self.of("epoch_seconds")
         assert found is not None, "every completed trial has it"
         return found
@@ -46,12 +46,12 @@ class Cell(Repeats):
 
     @property
     def lost(self) -> float | None:
-        """The share of a step's time that goes away if input costs nothing; None: not measured."""
+        """The share of a step's time that would vanish if input cost nothing; None: not measured."""
         return None if self.alone is None else max(0.0, 1 - self.rate.median / self.alone.median)
 
     @property
     def verdict(self) -> str:
-        """What limits the step: by the speed of the model alone where it was measured, else by the share of data_wait."""
+        """What limits the step, judged by the speed of the model alone if measured, else by the share of data_wait."""
         waits = self.of("data_wait_share")
         share = self.lost if self.lost is not None else waits.median if waits is not None else None
         if share is None:
@@ -82,7 +82,7 @@ def cells(rows: Iterable[Row], models: Sequence[str], pipelines: Sequence[str], 
 
 def improvement(first: Cell, other: Cell) -> Spread:
     """How much less time an epoch takes in the other cell, in percent of the first. The median is computed from both medians, as the
-    DALI post does; low and high come from the repeats, each compared with the one of its turn."""
+    DALI post does; low and high come from the repeats, each compared with the first cell's same repeat."""
     pairs = {row["repeat"]: row for row in first.rows}
     turns = [
         saving(float(pairs[row["repeat"]]["epoch_seconds"]), float(row["epoch_seconds"]))
@@ -93,7 +93,7 @@ def improvement(first: Cell, other: Cell) -> Spread:
 
 
 def saving(first: float, other: float) -> float:
-    """By how many percent of the first the other is less."""
+    """How much less the other is, in percent of the first."""
     return (first - other) / first * 100
 
 
@@ -108,7 +108,7 @@ def tried(cells: Sequence[Cell], pipelines: Sequence[str]) -> list[str]:
 
 
 def heaviest(cells: Sequence[Cell], pipelines: Sequence[str]) -> tuple[int, dict[str, float]]:
-    """The heaviest load, and the images a second that a core prepares under it, by pipeline. dali is left out where it had no GPU to
+    """The heaviest load, and the images a second that a core prepares under it, by pipeline. dali is left out if it had no GPU to
     work on, and remote, whose images the cores of other hosts prepare."""
     load, on_a_gpu = max(cell.load for cell in cells), any(row["gpu"] for cell in cells for row in cell.rows)
     names = [name for name in pipelines if name != REMOTE and (name != "dali" or on_a_gpu)]
@@ -116,6 +116,6 @@ def heaviest(cells: Sequence[Cell], pipelines: Sequence[str]) -> tuple[int, dict
 
 
 def core_rate(cells: Sequence[Cell], pipeline: str, load: int) -> float | None:
-    """Images a second that a core prepares: the median over the models, on which it does not depend."""
+    """Images a second that a core prepares: the median over the models, since it does not depend on them."""
     rates = [cell.core_rate for cell in cells if (cell.load, cell.pipeline) == (load, pipeline) and cell.core_rate]
     return median(rates) if rates else None

@@ -1,4 +1,4 @@
-"""The DALI post's two charts: seconds an epoch, and the time saved beside the first pipeline."""
+"""The DALI post's two charts: seconds an epoch, and the time saved compared with the first pipeline."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from launcher.study.preprocessing_hosts import REMOTE
 
 
 def charts(cells: Sequence[Cell], pipelines: Sequence[str], *, on_one_machine: bool) -> Picture:
-    """Both as SVG.
+    """Both charts as SVG.
 
     Args:
-        on_one_machine: whether all hosts lie on one, so that remote is not compared.
+        on_one_machine: whether all hosts share one machine, so that remote is not compared.
     """
     there = tried(cells, pipelines)
     first, *others = [name for name in there if name != REMOTE or not on_one_machine] or there

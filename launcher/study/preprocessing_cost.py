@@ -1,4 +1,4 @@
-"""What a million training images cost with each pipeline on its hosts, and whether hosts that preprocess pay."""
+"""What a million training images cost with each pipeline on its hosts, and whether serving hosts pay off."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Cost:
     hosts: str
     """For example `1 ml.g5.2xlarge, 2 ml.c6i.4xlarge`."""
     usd_per_hour: float | None
-    """Of all of them, on demand; None: not known."""
+    """For all of them, on demand; None: unknown."""
 
     @property
     def usd_a_million(self) -> Spread | None:
@@ -46,17 +46,17 @@ class LargerMachine:
     instance_type: str
     smaller: str
     vcpus: tuple[int, int]
-    """That images have, of the smaller one, on which the trials ran, and of this one: all but one for each GPU's own process."""
+    """Left for images on the smaller one, on which the trials ran, and on this one: all but one for each GPU's own process."""
     cell: Cell
-    """The trials that it is estimated from: the fastest pipeline that takes vCPUs."""
+    """The trials behind the estimate: the fastest pipeline that uses vCPUs."""
     model_rate: float
     """Images a second of the model alone."""
     usd_per_hour: float | None
-    """Of as many hosts."""
+    """For as many hosts."""
 
     @property
     def images_per_second(self) -> float:
-        """At most: a rate that grows with the vCPUs, until the model limits it."""
+        """An upper bound: the rate grows with the vCPUs until the model limits it."""
         before, after = self.vcpus
         return min(self.model_rate, self.cell.rate.median * after / before)
 
@@ -73,7 +73,7 @@ def costs(cells: Sequence[Cell], job: Job, remote: Job | None) -> list[Cost]:
     """Every cell with the price of its hosts.
 
     Args:
-        remote: the job with hosts that preprocess.
+        remote: the job with serving hosts.
     """
     found = []
     for cell in cells:
@@ -101,10 +101,10 @@ def table(costs: Sequence[Cost]) -> Table:
 def sentences(
     cells: Sequence[Cell], job: Job, remote: Job | None, *, on_one_machine: bool, priced: bool
 ) -> Iterator[str]:
-    """Whether hosts that preprocess pay, for each model and load; nothing without trials of theirs.
+    """Whether serving hosts pay off, for each model and load; nothing if they have no trials.
 
     Args:
-        on_one_machine: whether all hosts lie on one.
+        on_one_machine: whether all hosts share one machine.
         priced: whether hosts cost money.
     """
     if not any(cell.pipeline == REMOTE for cell in cells):
@@ -128,17 +128,17 @@ def sentences(
 
 
 def read_prices(job: Job, remote: Job, on: str) -> None:
-    """Read AWS's price list for what is compared and has no price yet: both jobs' hosts, and the next size of the job's instance type."""
+    """Read AWS's price list for whatever is compared without a price: both jobs' hosts, and the next size of the job's instance type."""
     larger = sizing.next_size(job.compute.instance_type or "")
     compared = [job, remote, *([] if larger is None else [sizing.on_one(job, larger)])]
     for one in compared:
         if prices.price(one).per_hour is None:
-            with contextlib.suppress(UserError):  # AWS does not answer: the answer says that the price is not known
+            with contextlib.suppress(UserError):  # AWS does not answer: the verdict says that the price is unknown
                 check(plan(one, on=on))
 
 
 def _about_a_place(about: str, here: Sequence[Cost], job: Job) -> Iterator[str]:
-    """Remote beside the fastest of the other pipelines, and beside a larger machine."""
+    """Remote compared with the fastest of the other pipelines, and with a larger machine."""
     remote = next((cost for cost in here if cost.cell.pipeline == REMOTE), None)
     others = [cost for cost in here if cost.cell.pipeline != REMOTE]
     if remote is None or remote.usd_a_million is None:
@@ -165,7 +165,7 @@ def _about_a_place(about: str, here: Sequence[Cost], job: Job) -> Iterator[str]:
 
 
 def _about_a_larger_machine(about: str, remote: Cost, others: Sequence[Cell], job: Job) -> Iterator[str]:
-    """The GPU machine of the next size, as an estimate."""
+    """An estimate for the GPU machine of the next size."""
     found, usd = larger_machine(others, job), remote.usd_a_million
     assert usd is not None
     if found is None:
@@ -198,10 +198,10 @@ def _why_no_larger_machine(others: Sequence[Cell], job: Job) -> str:
 
 
 def larger_machine(cells: Sequence[Cell], job: Job) -> LargerMachine | None:
-    """The next size of the job's instance type, as far as the trials of one model and load say it.
+    """An estimate for the next size of the job's instance type, from the trials of one model and load.
 
     Returns:
-        None where there is no such type, no GPU, no trial of a pipeline that takes vCPUs, or none of the model alone.
+        None if there is no such type, no GPU, no trial of a pipeline that uses vCPUs, or none of the model alone.
     """
     by_cores = [cell for cell in cells if cell.pipeline not in (REMOTE, "dali") and cell.alone is not None]
     name = job.compute.instance_type

@@ -1,4 +1,4 @@
-"""How fast each model takes images, and at which image size that and the input side were measured."""
+"""How fast each model consumes images, and the image sizes at which it and the input side were measured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from launcher.study.sizing import Demand, demands_of
 
 
 def image_size(job: Job) -> int:
-    """Pixels of the images that the models see; the script's default where the job sets none."""
+    """Pixels of the images that the models see; the script's default if the job sets none."""
     size: int = job.hyperparameters.get("image_size", 224)
     return size
 
@@ -21,7 +21,7 @@ def input_size(job: Job) -> int:
 
 
 def demands(cells: Sequence[Cell], job: Job) -> dict[str, dict[str, Demand]]:
-    """What each model takes of images of the size at which input was measured, by GPU."""
+    """Each model's demand by GPU, for images of the size at which input was measured."""
     gpu = next((row["gpu"] for cell in cells for row in cell.rows if row["gpu"]), None)
     here = gpu is not None and input_size(job) == image_size(job)
     alone = {

@@ -1,4 +1,4 @@
-"""The hosts of a preprocessing study's trials: those that train, alone or with others that preprocess for them."""
+"""The hosts of a preprocessing study's trials: those that train, alone or with serving hosts that preprocess for them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from launcher.config.sections import InstanceGroup
 from launcher.planner import groups
 
 REMOTE: Pipeline = "remote"
-"""The pipeline whose images other hosts make, as `cpu` does."""
+"""The pipeline whose images serving hosts prepare, as `cpu` does."""
 
 SERVING = InstanceGroup(name="cpus", instance_type="ml.c6i.4xlarge", instance_count=1)
-"""The hosts that preprocess where the config names none."""
+"""The hosts that preprocess if the config names none."""
 
 TRAINING = "gpus"
-"""The name of the group that trains, where the job has no groups."""
+"""The name of the group that trains if the job has no groups."""
 
 OF_REMOTE = ("worker_type", "without_servers")
 """Hyperparameters that the pipeline remote sets."""
@@ -39,7 +39,7 @@ def serving_groups(job: Job, grid: StudySection) -> list[InstanceGroup]:
 
 
 def alone(job: Job) -> Job:
-    """The job on the hosts that train, which preprocess themselves. A job whose groups train one model each stays as it is."""
+    """The job on its training hosts alone, which also preprocess. A job whose groups train one model each stays as it is."""
     kept = {name: value for name, value in job.hyperparameters.items() if name not in OF_REMOTE}
     job = job.model_copy(update={"hyperparameters": kept if groups.is_remote(job) else job.hyperparameters})
     training = groups.training_groups(job)
@@ -52,7 +52,7 @@ def alone(job: Job) -> Job:
 
 
 def served(job: Job, serving: list[InstanceGroup]) -> Job:
-    """The job with hosts that preprocess for those that train: unchanged where it has such hosts.
+    """The job with hosts that preprocess for those that train; unchanged if it already has them.
 
     Args:
         job: with instance groups, or an instance type.
@@ -72,7 +72,7 @@ def served(job: Job, serving: list[InstanceGroup]) -> Job:
 
 
 def check(job: Job, grid: StudySection) -> Iterator[Issue]:
-    """Issues of the hosts of the pipeline remote, before the backend's own."""
+    """Issues with the hosts of the pipeline remote, before the backend's own."""
     if grid.serving_groups and own_serving_groups(job):
         names = ", ".join(group.name for group in own_serving_groups(job))
         yield Issue(

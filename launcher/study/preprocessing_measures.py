@@ -1,4 +1,4 @@
-"""What a run's metrics.jsonl and result.json say of its speed: images a second, and what it waited for."""
+"""A run's speed, from its metrics.jsonl and result.json: images a second, and what it waited for."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ MEASURED = (
     *("memory_gib", "gpu", "gpu_memory_gib", "gpu_used_gib", "cores", "training_images", "counted_steps", "world_size"),
     "mfu",
 )
-"""What `of_run` returns; None: not measured. `epoch_seconds` is the time of all training images at `images_per_second`, which leaves
-out the first epoch where there are more, the warm-up, evaluations, checkpoints and the start of workers. `cpu_share` is a share of the
+"""What `of_run` returns; None: not measured. `epoch_seconds` is the time of all training images at `images_per_second`, which excludes
+the first epoch if there are more, the warm-up, evaluations, checkpoints and the start of workers. `cpu_share` is a share of the
 cores that the run may use, sampled at each metric line."""
 
 
 def of_run(run: Run) -> dict[str, Any]:
-    """Everything in MEASURED, of a completed run.
+    """Everything in MEASURED, for a completed run.
 
     Raises:
-        UserError: it has too few steps for a speed.
+        UserError: it has too few steps to measure its speed.
     """
     groups = run.folder.read(run.folder.plan)["groups"]
     training = sum(len(group["hosts"]) for group in groups if group["does"] == TRAINS) if groups else len(run.hosts)
@@ -43,7 +43,7 @@ def measure(
     """Everything in MEASURED, from a run's metric lines and its result.
 
     Args:
-        hosts: that train.
+        hosts: the number that train.
     """
     batch, hardware = result["settings"]["global_batch_size"], result.get("hardware", {})
     lines = [line for line in metrics if line.get("rank", 0) == 0 and "images/s" in line]
@@ -83,7 +83,7 @@ def measure(
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """By linear interpolation between the two nearest ranks; None where there are no values."""
+    """By linear interpolation between the two nearest ranks; None if there are no values."""
     if not values:
         return None
     ordered, place = sorted(values), (len(values) - 1) * percent / 100
@@ -97,4 +97,4 @@ class _Window:
     def __init__(self, line: Mapping[str, Any], steps: int, batch: int):
         self.epoch, self.steps = line["epoch"], steps
         self.seconds = steps * batch / line["images/s"]
-        self.waited, self.cpu = line["data_wait_s"], line["cpu_s"]  # a step's
+        self.waited, self.cpu = line["data_wait_s"], line["cpu_s"]  # per step

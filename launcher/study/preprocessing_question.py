@@ -35,13 +35,13 @@ VARIED = ("model", "preprocessing", "compose_augmentation", "augmentation_load",
 """Hyperparameters that the study sets."""
 
 PROBED_IMAGES = 256
-"""By which the input side alone is measured, before each training."""
+"""Images on which the input side alone is measured before each training."""
 
 PACKAGES: dict[Pipeline, tuple[str, str, str]] = {
     "dali": ("nvidia.dali", "NVIDIA DALI", "pip install nvidia-dali-cuda130, or -cuda120"),
     REMOTE: ("ray", "Ray", "pip install -e '.[remote]'"),
 }
-"""Of pipelines that need a package: its module, its name, and how it is installed."""
+"""For pipelines that need a package: its module, its name, and how to install it."""
 
 
 @dataclass(kw_only=True)
@@ -50,7 +50,7 @@ class PreprocessingQuestion(Question):
 
     kind: ClassVar[str] = "preprocessing"
     keys: ClassVar[tuple[str, ...]] = ("part", "model", "pipeline", "serving", "load", "repeat")
-    """`part` is training; or model, for the model alone on one batch over and over, with neither pipeline nor load. `serving` are the
+    """`part` is training; or model, for the model alone on one repeated batch, with neither pipeline nor load. `serving` names the
     hosts that preprocess, with the pipeline remote."""
     measured: ClassVar[tuple[str, ...]] = measures.MEASURED
 
@@ -92,7 +92,7 @@ class PreprocessingQuestion(Question):
         return asked
 
     def trials(self) -> Iterator[Trial]:
-        """The pipelines take turns; each model alone comes before its trainings."""
+        """The pipelines alternate; each model alone comes before its trainings."""
         for repeat in range(1, self.grid.repeats + 1):
             for model in self.grid.models:
                 first: Pipeline = next((name for name in self.grid.pipelines if name != REMOTE), "cpu")
@@ -145,7 +145,7 @@ def _varied(job: Job, values: dict[str, Any]) -> Job:
 
 
 def _probed_at_full_size(job: Job, config: str | Path, overrides: Sequence[str]) -> Job:
-    """The job with its input side alone measured at the image size without the smoke section: that needs no GPU."""
+    """The job, with its input side alone measured at the config's image size without `smoke`: that needs no GPU."""
     try:
         size = load(config, overrides).hyperparameters.get("image_size")
     except UserError:  # reported already, or a mistake that the smoke section replaces
@@ -157,7 +157,7 @@ def _probed_at_full_size(job: Job, config: str | Path, overrides: Sequence[str])
 
 
 def _complete(job: Job, on: str) -> tuple[StudySection, list[str]]:
-    """The job's grid with what it leaves open: the job's own model, all pipelines that run here, the hosts that preprocess."""
+    """The job's grid with defaults filled in: the job's own model, all pipelines that run here, the hosts that preprocess."""
     grid = job.study or StudySection()
     own = job.hyperparameters.get("model")
     models = grid.models or ([own] if isinstance(own, str) else [])

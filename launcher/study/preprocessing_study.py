@@ -26,7 +26,7 @@ from launcher.study.results import Study
 
 @dataclass(repr=False)
 class PreprocessingStudy(Study):
-    """What the trials say. `print` it, show it in a notebook, `plot` it; `table` and `cells` are for machines.
+    """What the trials show. `print` it, show it in a notebook, `plot` it; `table` and `cells` are for machines.
 
     >>> few = ["study.loads=[1]", "study.pipelines=[cpu]", "study.repeats=1", "hyperparameters.max_steps=8"]
     >>> found = launcher.study.preprocessing("configs/dali_imagenette.yaml", few, smoke=True, say=lambda line: None)
@@ -56,7 +56,7 @@ class PreprocessingStudy(Study):
         return tables
 
     def sentences(self) -> list[str]:
-        """The best pipelines and machines, and whether remote pays. Where all hosts share one machine, remote is not judged."""
+        """The best pipelines and machines, and whether remote pays off. If all hosts share one machine, remote is not judged."""
         found = self.cells
         judged = [cell for cell in found if not (self._on_one_machine and cell.pipeline == REMOTE)]
         lines = preprocessing_verdict.sentences(judged, self.grid.pipelines, self.job) if judged else []
@@ -71,7 +71,7 @@ class PreprocessingStudy(Study):
 
     @property
     def compares_prices(self) -> bool:
-        """Whether it says if remote pays: on hosts of their own, which cost money."""
+        """Whether it says if remote pays off: only on separate hosts that cost money."""
         return self.remote is not None and self._priced and not self._on_one_machine
 
     @property
@@ -94,7 +94,7 @@ def preprocessing(
     max_cost: float | None = None,
     say: Callable[[str], None] = print,
 ) -> PreprocessingStudy:
-    """Run the trials of a config's `study` section that the table does not hold yet, and return what all of them say.
+    """Run the trials of a config's `study` section that the table does not hold yet, and return what all of them show.
 
     >>> few = ["study.loads=[1]", "study.pipelines=[cpu]", "study.repeats=1", "hyperparameters.max_steps=8"]
     >>> found = launcher.study.preprocessing("configs/dali_imagenette.yaml", few, smoke=True, say=lambda line: None)
@@ -106,9 +106,9 @@ def preprocessing(
         overrides: `key=value` texts, for example study.loads=[1,12] or hyperparameters.max_steps=50.
         on: the backend.
         smoke: apply the config's `smoke` section. A machine without a GPU applies it in any case.
-        table: the CSV file. None: studies/<job>-preprocessing-<backend>[-smoke].csv among the runs.
-        max_cost: refuse trials that could cost more US dollars than this together, or whose price is not known.
-        say: takes a line for people at each trial.
+        table: the CSV file. None: studies/<job>-preprocessing-<backend>[-smoke].csv in the run store.
+        max_cost: refuse trials that together could cost more US dollars than this, or whose price is unknown.
+        say: receives a line for people at each trial.
 
     Raises:
         UserError: every mistake in the config, the overrides and the grid, at once; or a table of other trials.

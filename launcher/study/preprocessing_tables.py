@@ -30,8 +30,8 @@ def tables(cells: Sequence[Cell], pipelines: Sequence[str], job: Job, *, on_one_
 
     Args:
         cells: at least one.
-        pipelines: the first is what the others are compared with.
-        on_one_machine: whether all hosts lie on one, so that remote is not compared.
+        pipelines: the others are compared with the first.
+        on_one_machine: whether all hosts share one machine, so that remote is not compared.
     """
     there = tried(cells, pipelines)
     own = [name for name in there if name != REMOTE]
@@ -152,7 +152,7 @@ def _supply(cells: Sequence[Cell], pipelines: Sequence[str]) -> Table:
 
 
 def _instances(cells: Sequence[Cell], pipelines: Sequence[str], job: Job) -> Table:
-    """Which instance types feed the models under the heaviest load, as far as the models' speed is known."""
+    """Which instance types feed the models whose speed is known, under the heaviest load."""
     load, rates = heaviest(cells, pipelines)
     head = ["model", "GPU", "images/s it takes", "instance type", "fed by", "US$ a million images, by pipeline"]
     rows = []

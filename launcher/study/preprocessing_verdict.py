@@ -23,7 +23,7 @@ def sentences(cells: Sequence[Cell], pipelines: Sequence[str], job: Job) -> list
 
 
 def _best(model: str, load: int, cells: Sequence[Cell], pipelines: Sequence[str]) -> str:
-    """Which pipeline is fastest, as far as the repeats can tell."""
+    """The fastest pipeline, if the repeats can tell."""
     about = f"{model}, load {load}"
     here = {cell.pipeline: cell for cell in cells if (cell.model, cell.load) == (model, load)}
     first = next(here[name] for name in pipelines if name in here)
@@ -44,7 +44,7 @@ def _best(model: str, load: int, cells: Sequence[Cell], pipelines: Sequence[str]
 def _instance_type(
     model: str, speeds: Mapping[str, sizing.Demand], cells: Sequence[Cell], pipelines: Sequence[str], job: Job
 ) -> str:
-    """The one that feeds the model for the least money; without prices, the one with the fewest vCPUs."""
+    """The one that feeds the model at the lowest cost; without prices, the one with the fewest vCPUs."""
     load, rates = heaviest(cells, pipelines)
     about = f"instance type for {model}, load {load}"
     if not rates:

@@ -1,4 +1,4 @@
-"""A study's question: which trials answer it, and what is measured of each."""
+"""A study's question: which trials answer it, and what is measured in each."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Trial:
     """One run of a study."""
 
     key: dict[str, Any]
-    """The columns that tell its row of the table, `repeat` among them."""
+    """The columns that identify its row in the table, including `repeat`."""
     job: Job
     name: str
     """For people, without the repeat."""
     group: Hashable
-    """Trials of one group fail alike: after one failed, the others are left out."""
+    """Trials of one group fail alike: after one fails, the others are skipped."""
     needs: tuple[Hashable, ...] = ()
-    """Groups whose failure leaves this trial out too."""
+    """Groups whose failure also skips this trial."""
 
     def __str__(self) -> str:
         return f"{self.name}, repeat {self.key['repeat']}"
@@ -52,15 +52,15 @@ class Question(ABC):
     job: Job
     """As the config and the overrides describe it."""
     base: Job
-    """What every trial is made of."""
+    """The job that each trial varies."""
     on: str
     """The backend."""
     small: bool
     """Whether the config's `smoke` section applies."""
     grid: StudySection
-    """With nothing left open."""
+    """With all defaults filled in."""
     notes: list[str] = field(default_factory=list)
-    """For people, before the first trial and below the answer."""
+    """Shown before the first trial and below the answer."""
 
     @abstractmethod
     def trials(self) -> Iterator[Trial]:
@@ -68,7 +68,7 @@ class Question(ABC):
 
     @abstractmethod
     def settings(self) -> str:
-        """What all trials share of the job's settings, as JSON."""
+        """The job's settings that all trials share, as JSON."""
 
     @abstractmethod
     def measure(self, run: Run) -> dict[str, Any]:
@@ -84,15 +84,15 @@ class Question(ABC):
 
 
 def alternating(values: Sequence[Value], repeat: int) -> Sequence[Value]:
-    """The values forwards in odd repeats and backwards in even ones, so that none always has the warmer machine."""
+    """The values, forwards in odd repeats and backwards in even ones, so that none always gets the warmer machine."""
     return values if repeat % 2 else values[::-1]
 
 
 def read(config: str | Path, overrides: Sequence[str], smoke: bool) -> tuple[Job, list[Issue]]:
-    """A config's job as far as it can be read, with every mistake in it.
+    """As much of a config's job as can be read, with every mistake in it.
 
     Raises:
-        UserError: nothing can be made of it.
+        UserError: no job can be read from it.
     """
     try:
         return load(config, overrides, smoke=smoke), []
@@ -103,7 +103,7 @@ def read(config: str | Path, overrides: Sequence[str], smoke: bool) -> tuple[Job
 
 
 def planning_errors(jobs: Iterable[Job], on: str, found: Sequence[Issue]) -> list[Issue]:
-    """Every error of the jobs' plans, once; without those about a key that is already among `found`."""
+    """Every error in the jobs' plans, once each, except those about a key already in `found`."""
     known = {issue.key.split(" (line")[0] for issue in found}
     seen = {str(issue) for issue in found}
     new = []

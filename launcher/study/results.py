@@ -18,12 +18,12 @@ from launcher.show.text import counted
 from launcher.study.trial_table import Row, typed
 
 NOT_MEASURED = "not measured"
-"""In the place of a number."""
+"""Shown in place of a number."""
 
 
 @dataclass
 class Study(ABC):
-    """What a study's trials say."""
+    """What a study's trials show."""
 
     kind: ClassVar[str]
 
@@ -33,7 +33,7 @@ class Study(ABC):
     file: Path
     """The table, a CSV file."""
     grid: StudySection
-    """With nothing left open."""
+    """With all defaults filled in."""
     table: list[Row]
     """The rows of the grid's trials."""
     notes: list[str] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Study(ABC):
 
     @abstractmethod
     def tables(self) -> list[Table]:
-        """Every figure; empty where no trial tells one."""
+        """Every figure; empty if no trial yields one."""
 
     @abstractmethod
     def sentences(self) -> list[str]:
@@ -91,7 +91,7 @@ class Study(ABC):
         return self._html(html.image)
 
     def _html(self, render: html.Renderer) -> str:
-        """The charts first, then the answer in words, the tables and what else there is to say."""
+        """The charts first, then the answer in words, the tables, the notes and the failures."""
         tables, more = self.tables(), [*self.notes, *self.failed]
         head = f"<h1>{escape(self.title)}</h1><p class='about'>{counted(len(self.table), 'trial')}: {escape(str(self.file))}</p>"
         if not tables:

@@ -1,4 +1,4 @@
-"""The number of hosts to take: for a deadline, for a budget, for the least money, and for the least time."""
+"""How many hosts to use: for a deadline, for a budget, for the lowest cost, and for the shortest time."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from launcher.study.scaling_model import ScalingModel
 from launcher.study.scaling_sizes import Line
 
 FARTHEST = 4
-"""Times the hosts of the largest measured size: the model is not asked beyond."""
+"""Multiple of the largest measured host count up to which the model predicts."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """A number of hosts, and what the training would take on them."""
+    """A number of hosts, with the training's time and cost on them."""
 
     hosts: int
     rate: float
@@ -49,7 +49,7 @@ class Offer:
 def offers(
     line: Line, model: ScalingModel | None, processes_a_host: int, images: int, usd_an_hour: float | None
 ) -> list[Offer]:
-    """The measured sizes of a line, and those that the model reaches.
+    """The measured sizes of a line, and those that the model predicts.
 
     Args:
         processes_a_host: processes per host.

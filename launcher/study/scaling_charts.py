@@ -14,7 +14,7 @@ SIGNS: Mapping[Sign, str] = {"dot": "measured", "cross": "hosts share cores", "r
 
 
 def charts(lines: Sequence[Line], model: ScalingModel | None) -> Picture:
-    """Both as SVG."""
+    """Both charts as SVG."""
     rates, shares = [], []
     for line in lines:
         first, there = line.first, {size.hosts for size in line.sizes}

@@ -1,4 +1,4 @@
-"""What the ranks' own records of a run say of its scaling: images a second, and the parts of a step."""
+"""How a run scales, from its ranks' own records: images a second, and the parts of a step."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from launcher.runner.run import Run
 from launcher.study.question import WARM_UP_STEPS
 
 MAX_BYTES = 2**26
-"""The most that is read of the ranks' records; a trial has a few kilobytes a rank."""
+"""Maximum read of the ranks' records; a trial has a few kilobytes per rank."""
 
 MEASURED = (
     *("images_per_second", "step_seconds", "exposed_seconds", "backward_seconds", "data_wait_seconds"),
     *("counted_steps", "world_size", "threads", "data_workers", "backend", "device"),
     *("parameters", "gradient_bytes", "training_images", "memory_gib", "mfu"),
 )
-"""What `of_run` returns; None: not measured. Times are seconds a step: the median over the windows after the warm-up of the mean over
-the ranks. `exposed_seconds` is 0 for a single process. `backward_seconds` leaves it out; both are None where the process group does
+"""What `of_run` returns; None: not measured. Times are seconds per step: the mean over the ranks, then the median over the windows after
+the warm-up. `exposed_seconds` is 0 for a single process. `backward_seconds` excludes it; both are None if the process group does
 not record the exchange."""
 
 
 def of_run(run: Run) -> dict[str, Any]:
-    """Everything in MEASURED, of a completed run.
+    """Everything in MEASURED, for a completed run.
 
     Raises:
         UserError: it has no record of its steps, or too few of them.
@@ -43,8 +43,8 @@ def measure(
     """Everything in MEASURED.
 
     Args:
-        ranks: of each rank its windows as launcher.insight.timelines reads them: step, seconds and extra, arrays of one length.
-        facts: what the timelines say of the processes.
+        ranks: each rank's windows, as launcher.insight.timelines reads them: step, seconds and extra, arrays of one length.
+        facts: what the timelines say about the processes.
         result: the script's result.json.
     """
     counted = [[step - steps >= WARM_UP_STEPS for step, steps in zip(rank["step"], _steps(rank))] for rank in ranks]
@@ -53,7 +53,7 @@ def measure(
         raise mistake("study", f"{name} recorded no steps after its {WARM_UP_STEPS} warm-up steps", fix)
 
     def over_windows(phase: str) -> float | None:
-        """The median over the counted windows of the mean over the ranks; None where no rank has the phase."""
+        """The mean over the ranks, then the median over the counted windows; None if no rank has the phase."""
         columns = [
             [float(value) for value, counts in zip(rank["seconds"][phase], chosen) if counts]
             for rank, chosen in zip(ranks, counted)

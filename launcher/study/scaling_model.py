@@ -1,22 +1,22 @@
-"""A model of a data-parallel step's time, fitted to measured sizes: computing or input, and the exchange that backward does not hide.
+"""A model of a data-parallel step's time, fitted to measured sizes: compute or input, plus the exchange that backward does not hide.
 
     step(h, b) = max(compute(b), input(b)) + exposed(h, b)
 
     compute(b)    = fixed + (an_image + crowding * neighbours) * b           b: images per process
-    input(b)      = input_an_image * b                                       where the step waits for it, else 0
+    input(b)      = input_an_image * b                                       if the step waits for it, else 0
     transfer(h)   = 2 (h-1)/h * bytes / bandwidth + 2 (h-1) * buckets * latency
     exposed(h, b) = max(last * transfer(h), transfer(h) - backward * compute(b))          0 on one host
 
-transfer: the ring all-reduce, in which each of h hosts sends (h-1)/h of the gradients to gather their sums and as much to spread
-them, in 2 (h-1) turns: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations", J. Parallel
-Distrib. Comput. 69(2), section 3; each turn has a latency of its own: Thakur, Rabenseifner and Gropp 2005, "Optimization of
-Collective Communication Operations in MPICH", section 2. The ring is that of hosts, not of processes: what the processes of one host
-exchange among themselves is the same on any number of hosts and counts as computing.
+transfer: the ring all-reduce, in which each of h hosts sends (h-1)/h of the gradients to reduce them and as much to gather
+the sums, in 2 (h-1) turns: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations", J. Parallel
+Distrib. Comput. 69(2), section 3; each turn has its own latency: Thakur, Rabenseifner and Gropp 2005, "Optimization of
+Collective Communication Operations in MPICH", section 2. The ring connects hosts, not processes: what the processes of one host
+exchange among themselves is the same on any number of hosts and counts as compute.
 
-crowding: hosts on one machine share its memory, caches and power, so each neighbour slows the others. Hosts with a machine of their
-own have no neighbours.
+crowding: hosts on one machine share its memory, caches and power, so each neighbour slows the others. Hosts with their own machine
+have no neighbours.
 
-exposed: DistributedDataParallel exchanges a bucket of gradients as soon as backward has produced it, beside the rest of backward. The
+exposed: DistributedDataParallel exchanges a bucket of gradients as soon as backward has produced it, during the rest of backward. The
 last bucket has nothing to hide behind (Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training",
 https://arxiv.org/abs/2006.15704, section 3.2.3).
 """
@@ -35,17 +35,17 @@ FIRST_BUCKET, BUCKET = 2**20, 25 * 2**20
 bucket_cap_mb of https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html."""
 
 BACKWARD = 2 / 3
-"""Share of computing, where it was not measured: backward takes two products a layer (gradients of its inputs and of its weights),
+"""Backward's share of compute if it was not measured: it takes two products per layer (gradients of its inputs and of its weights),
 forward takes one."""
 
 WAITS = 0.05
-"""Share of a step from which waiting for data counts as a limit: MODERATELY of launcher/study/preprocessing_cells.py."""
+"""Share of a step from which waiting for data counts as the limit: MODERATELY of launcher/study/preprocessing_cells.py."""
 
 NUMBERS = ("fixed", "an_image", "seconds_a_byte", "latency", "crowding")
-"""What is fitted, in the order of a row's columns."""
+"""The fitted parameters, in the order of a row's columns."""
 
 ROUNDS = 20
-"""At most, of settling which part limits each step and solving again; two or three are usual."""
+"""Maximum rounds of deciding what limits each step and solving again; two or three are usual."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,15 +57,15 @@ class Point:
     """Images per process."""
     seconds: float
     exposed: float | None = None
-    """Of it, the exposed exchange of gradients; None: not measured. On one host it counts as computing."""
+    """The part that is exposed exchange of gradients; None: not measured. On one host it counts as compute."""
     waited: float = 0.0
-    """Of it, waiting for data."""
+    """The part spent waiting for data."""
     backward: float | None = None
-    """Of it, backward without the exposed exchange; None: not measured."""
+    """The part that is backward, without the exposed exchange; None: not measured."""
     neighbours: int = 0
     """Other hosts on the same machine."""
     side_by_side: bool = True
-    """Whether workers prepare the next batch beside the step; false: it is prepared between two steps, as a part of computing."""
+    """Whether workers prepare the next batch during the step; false: it is prepared between two steps, as a part of compute."""
 
     @property
     def exchanging(self) -> float:
@@ -83,7 +83,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Step:
-    """What a step is made of, in seconds."""
+    """The parts of a step, in seconds."""
 
     computing: float
     input: float
@@ -96,25 +96,25 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingModel:
-    """The fitted numbers; `step` predicts."""
+    """The fitted parameters; `step` predicts."""
 
     gradient_bytes: float
     fixed: float
     """Seconds a step, whatever the batch."""
     an_image: float
-    """Seconds of computing an image of a process's batch."""
+    """Compute seconds per image of a process's batch."""
     input_an_image: float
-    """Seconds of input an image; 0: it never limited a measured step."""
+    """Input seconds per image; 0: input never limited a measured step."""
     seconds_a_byte: float
     """The inverse of the bandwidth between hosts."""
     latency: float
-    """Seconds of each turn of the ring."""
+    """Seconds per turn of the ring."""
     backward: float
-    """Share of computing."""
+    """Backward's share of compute."""
     crowding: float = 0.0
-    """Seconds an image that each neighbour adds."""
+    """Seconds per image that each neighbour adds."""
     assumptions: tuple[str, ...] = ()
-    """What the measured sizes do not tell, and what is assumed instead."""
+    """What the measured sizes do not show, and what is assumed instead."""
 
     @property
     def bandwidth(self) -> float | None:
@@ -139,14 +139,14 @@ class ScalingModel:
         return self.step(point.hosts, point.batch, point.neighbours)
 
     def transfer(self, hosts: int) -> float:
-        """Seconds of a step's all-reduce between hosts, with nothing beside it."""
+        """Seconds of a step's all-reduce between hosts, without any overlap."""
         turns, share = ring(hosts)
         count, _ = buckets(self.gradient_bytes)
         return share * self.gradient_bytes * self.seconds_a_byte + turns * count * self.latency
 
 
 def ring(hosts: int) -> tuple[int, float]:
-    """The turns of a ring all-reduce between hosts, and how often each host sends the bytes."""
+    """The turns of a ring all-reduce between hosts, and how many times over each host sends the bytes."""
     return 2 * (hosts - 1), 2 * (hosts - 1) / hosts
 
 
@@ -160,28 +160,28 @@ def buckets(gradient_bytes: float) -> tuple[int, float]:
 
 
 def efficiency_elsewhere(share: float, hosts: int, other: int) -> tuple[float, float]:
-    """Weak-scaling efficiency on another number of hosts, beside one host: if the ring's bytes limit it, and if its turns do.
+    """Weak-scaling efficiency on `other` hosts, relative to one host: if the ring's bytes limit it, and if its turns do.
 
     >>> [round(found, 3) for found in efficiency_elsewhere(0.93, 8, 16)]
     [0.925, 0.861]
 
     Args:
-        share: the efficiency on `hosts`, more than one; all that is lost there is exposed exchange.
+        share: the efficiency on `hosts`, which is more than one; all that is lost there is exposed exchange.
     """
-    exposed = 1 / share - 1  # of the rest of the step
+    exposed = 1 / share - 1  # relative to the rest of the step
     (turns, volume), (other_turns, other_volume) = ring(hosts), ring(other)
     return 1 / (1 + exposed * other_volume / volume), 1 / (1 + exposed * other_turns / turns)
 
 
 def fit(points: Sequence[Point], gradient_bytes: float) -> ScalingModel:
-    """The model whose predictions are nearest to the measured sizes.
+    """The model whose predictions are closest to the measured sizes.
 
-    Least squares of the errors relative to each step: of its seconds, and of its exposed exchange where that was measured. No number
-    is below 0. The problem is linear once it is settled which part limits each step, so both are solved in turns.
+    Non-negative least squares on errors relative to each step's time: of its seconds, and of its exposed exchange if that was measured.
+    The problem is linear once it is known which part limits each step, so the two are solved alternately.
 
     Args:
-        points: at least one; without sizes whose hosts share cores.
-        gradient_bytes: that a process exchanges in each step.
+        points: at least one; no sizes whose hosts share cores.
+        gradient_bytes: exchanged by a process in each step.
 
     Raises:
         ValueError: no points.
@@ -271,7 +271,7 @@ def _solve(
 
 
 def _non_negative(rows: Sequence[Sequence[float]], targets: Sequence[float], free: Sequence[bool]) -> list[float]:
-    """The exact least squares without a number below 0: with few unknowns, every set of them that is above 0 can be tried."""
+    """Exact non-negative least squares: with few unknowns, every set of them that may be above 0 can be tried."""
     import numpy as np  # here: only fitting needs it
 
     matrix, wanted = np.array(rows), np.array(targets)
@@ -280,7 +280,7 @@ def _non_negative(rows: Sequence[Sequence[float]], targets: Sequence[float], fre
     for size in range(1, len(names) + 1):
         for chosen in itertools.combinations(names, size):
             part = matrix[:, chosen]
-            scale = np.abs(part).max(axis=0)  # bytes and images are of unlike sizes
+            scale = np.abs(part).max(axis=0)  # bytes and images differ in magnitude
             if not scale.all():
                 continue
             found, _, rank, _ = np.linalg.lstsq(part / scale, wanted, rcond=None)
@@ -300,13 +300,13 @@ class HeldOut:
 
     point: Point
     predicted: float | None
-    """Seconds a step; None: the other sizes do not tell."""
+    """Seconds per step; None: the other sizes cannot predict it."""
     why: str = ""
     """Why it cannot be predicted."""
 
     @property
     def error(self) -> float | None:
-        """Relative; above 0 where the model is slower than the measurement."""
+        """Relative; above 0 if the model is slower than the measurement."""
         return None if self.predicted is None else self.predicted / self.point.seconds - 1
 
 

@@ -1,4 +1,4 @@
-"""The question of the scaling study: one job on several numbers of hosts, with the same batch per process (weak) or in all (strong)."""
+"""The question of the scaling study: one job on several numbers of hosts, with the same batch per process (weak) or in total (strong)."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class ScalingQuestion(Question):
 
     kind: ClassVar[str] = "scaling"
     keys: ClassVar[tuple[str, ...]] = ("hosts", "global_batch", "repeat")
-    """A size may belong to weak and to strong scaling, so neither is a column."""
+    """A size may belong to both weak and strong scaling, so neither is a column."""
     measured: ClassVar[tuple[str, ...]] = scaling_measures.MEASURED
 
     cores: int | None = None
-    """Of the one machine that all hosts share; None: each has a machine, or GPUs, of its own."""
+    """Cores of the one machine that all hosts share; None: each has its own machine or GPUs."""
 
     @classmethod
     def of(cls, config: str | Path, overrides: Sequence[str], on: str, smoke: bool) -> ScalingQuestion:
@@ -70,7 +70,7 @@ class ScalingQuestion(Question):
         return cls(job=job, base=base, on=on, small=smoke, grid=grid, notes=notes, cores=cores)
 
     def trials(self) -> Iterator[Trial]:
-        """The sizes take turns."""
+        """All sizes in each repeat, in alternating order."""
         sizes = _sizes(self.base, self.grid, backends.get(self.on).world_size(self.base))
         for repeat in range(1, self.grid.repeats + 1):
             for hosts, batch in alternating(sizes, repeat):
@@ -79,7 +79,7 @@ class ScalingQuestion(Question):
                 yield Trial(key, _sized(self.base, self.grid, hosts, batch), name, (hosts, batch))
 
     def settings(self) -> str:
-        """Hosts and batches are not among them."""
+        """The shared settings, without hosts and batches."""
         threads = self.base.environment.get(THREADS)
         others = {name: value for name, value in self.base.environment.items() if name != THREADS}
         values = json.loads(settings_of(self.base.model_copy(update={"environment": others}), VARIED))
@@ -107,7 +107,7 @@ def _sizes(base: Job, grid: StudySection, each: int) -> list[tuple[int, int]]:
 
 
 def _sized(job: Job, grid: StudySection, hosts: int, batch: int) -> Job:
-    """The job at one size: the steps that the study counts after the warm-up, and nothing between them."""
+    """The job at one size: the warm-up, then the steps that the study counts, with nothing between them."""
     steps = WARM_UP_STEPS + math.ceil(grid.steps / WINDOW) * WINDOW
     kept = {name: value for name, value in job.hyperparameters.items() if name not in VARIED}
     own = {"global_batch_size": batch, "epochs": NEVER, "max_steps": steps, "log_every": WINDOW}
@@ -117,8 +117,8 @@ def _sized(job: Job, grid: StudySection, hosts: int, batch: int) -> Job:
 
 
 def _on_one_machine(job: Job, grid: StudySection, on: str) -> tuple[Job, int | None, list[str]]:
-    """The job with the same share of this machine for each host, whatever their number; the cores that they share, None where
-    each process has a GPU; and notes on it."""
+    """The job with the same share of this machine for each host, whatever their number; the cores that they share, or None if
+    each process has a GPU; and notes about it."""
     most, gpus = max(grid.hosts), backends.get(on).gpus_here(job)
     compute = job.compute
     if gpus:

@@ -1,4 +1,4 @@
-"""The sizes of a scaling study with their trials, and the lines that they form: weak scaling, and strong."""
+"""The sizes of a scaling study with their trials, and the lines they form: weak and strong scaling."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ class Size(Repeats):
 
     @property
     def seconds(self) -> float:
-        """A step's."""
+        """Seconds per step."""
         return self.global_batch / self.rate.median
 
     def share(self, column: str) -> float | None:
-        """Of a step: the median over the repeats; None where it was not measured."""
+        """A column's share of a step, the median over the repeats; None if it was not measured."""
         shares = [float(row[column]) / float(row["step_seconds"]) for row in self.rows if row[column]]
         return median(shares) if shares else None
 
     @property
     def exposed(self) -> float | None:
-        """Share of a step that the exchange of gradients leaves exposed."""
+        """Share of a step that is exposed exchange of gradients."""
         return self.share("exposed_seconds")
 
     @property
@@ -86,7 +86,7 @@ class Line:
     batch: int
     """Images per process (weak) or in all (strong)."""
     sizes: tuple[Size, ...]
-    """By hosts, rising; at least one."""
+    """In ascending order of hosts; at least one."""
 
     def __str__(self) -> str:
         return f"weak, batch {self.batch} per process" if self.kind == WEAK else f"strong, global batch {self.batch}"
@@ -97,17 +97,17 @@ class Line:
 
     @property
     def first(self) -> Size | None:
-        """The one that the others are compared with: the smallest whose hosts share no cores; None: all of them do."""
+        """The size that the others are compared with: the smallest whose hosts share no cores; None: all of them do."""
         return next((size for size in self.sizes if not size.shares_cores), None)
 
     @property
     def clean(self) -> tuple[Size, ...]:
-        """Without those whose hosts share cores."""
+        """The sizes whose hosts share no cores."""
         return tuple(size for size in self.sizes if not size.shares_cores)
 
     def efficiency(self, size: Size) -> Spread | None:
         """Images a second per host, as a share of the first size's. The median is computed from both medians; low and high come from
-        the repeats, each beside the one of its turn. None where the hosts share cores."""
+        the repeats, each compared with the first size's same repeat. None if the hosts share cores."""
         first = self.first
         if first is None or size.shares_cores:
             return None
@@ -122,7 +122,7 @@ class Line:
         return Spread(shares or (middle,), middle)
 
     def global_batch(self, processes: int) -> int | None:
-        """For a number of processes; None where it is not divisible."""
+        """For a number of processes; None if they cannot share it evenly."""
         if self.kind == WEAK:
             return self.batch * processes
         return None if self.batch % processes else self.batch
@@ -132,7 +132,7 @@ def sizes(rows: Iterable[Row], cores: int | None) -> list[Size]:
     """The sizes that have at least one trial, by hosts and batch.
 
     Args:
-        cores: of the one machine that all hosts share; None: each host has a machine, or a GPU, of its own.
+        cores: of the one machine that all hosts share; None: each host has its own machine or GPU.
     """
     grouped: dict[tuple[int, int], list[Row]] = {}
     for row in rows:
@@ -148,10 +148,10 @@ def _threads(rows: Sequence[Row]) -> int:
 
 
 def lines(found: Sequence[Size], batches: Sequence[int], global_batch: int | None) -> list[Line]:
-    """The lines that some sizes form.
+    """The lines that the sizes form.
 
     Args:
-        batches: images per process, a line of weak scaling each.
+        batches: images per process, one weak-scaling line each.
         global_batch: of strong scaling; None: without strong scaling.
     """
     made = []
@@ -166,7 +166,7 @@ def lines(found: Sequence[Size], batches: Sequence[int], global_batch: int | Non
 
 
 def beyond(line: Line, model: ScalingModel | None) -> list[tuple[int, float, float]]:
-    """(hosts, images a second, exposed share of a step) of two doublings beyond the largest size that shares no cores, by the model."""
+    """Predicted (hosts, images a second, exposed share of a step) at two doublings of the largest size that shares no cores."""
     found = []
     if model is None or len(line.clean) < 2:
         return []

@@ -23,7 +23,7 @@ from launcher.study.scaling_sizes import Line, Size
 
 @dataclass(repr=False)
 class ScalingStudy(Study):
-    """What the trials say. `print` it, show it in a notebook, `plot` it; `table`, `lines`, `model` and `held_out` are for machines:
+    """What the trials show. `print` it, show it in a notebook, `plot` it; `table`, `lines`, `model` and `held_out` are for machines:
     `found.model.step(hosts=4, batch=8).seconds` predicts a size that was not run.
 
     >>> few = ["study.hosts=[1]", "study.batches=[4]", "study.mode=weak", "study.repeats=1", "study.steps=5"]
@@ -35,7 +35,7 @@ class ScalingStudy(Study):
     kind: ClassVar[str] = "scaling"
 
     cores: int | None = None
-    """Of the one machine that all hosts share; None: each has a machine, or GPUs, of its own."""
+    """Cores of the one machine that all hosts share; None: each has its own machine or GPUs."""
 
     @property
     def sizes(self) -> list[Size]:
@@ -44,14 +44,14 @@ class ScalingStudy(Study):
 
     @property
     def lines(self) -> list[Line]:
-        """Weak scaling, a line for each batch per process, then strong scaling; as far as the mode asks for them."""
+        """A weak-scaling line for each batch per process, then the strong-scaling line; only those the mode asks for."""
         batches = [] if self.grid.mode == "strong" else self.grid.batches
         whole = None if self.grid.mode == "weak" else self.job.hyperparameters["global_batch_size"]
         return scaling_sizes.lines(self.sizes, batches, whole)
 
     @cached_property
     def model(self) -> ScalingModel | None:
-        """Fitted to the sizes whose hosts share no cores; None where there is none."""
+        """Fitted to the sizes whose hosts share no cores; None if there are none."""
         points = self._points
         return scaling_model.fit(points, self.gradient_bytes) if points else None
 
@@ -67,16 +67,16 @@ class ScalingStudy(Study):
 
     @property
     def gradient_bytes(self) -> float:
-        """That a process exchanges in each step."""
+        """Bytes that a process exchanges in each step."""
         return float(self.table[0]["gradient_bytes"])
 
     @property
     def usd_an_hour(self) -> float | None:
-        """Of one host; None: no price known."""
+        """US dollars an hour for one host; None: no price known."""
         return host_price(self.job, self.on)
 
     def offers(self, line: Line) -> list[Offer]:
-        """What the whole training would take on each number of hosts; empty where its images or epochs are not known."""
+        """The whole training's time and cost on each number of hosts; empty if its images or epochs are unknown."""
         size, epochs = line.sizes[0], self.job.hyperparameters.get("epochs")
         images = (size.images or 0) * (epochs if isinstance(epochs, int) else 0)
         return offers(line, self.model, line.processes_per_host, images, self.usd_an_hour) if images else []
@@ -123,7 +123,7 @@ def scaling(
     max_cost: float | None = None,
     say: Callable[[str], None] = print,
 ) -> ScalingStudy:
-    """Run the trials of a config's `study` section that the table does not hold yet, and return what all of them say.
+    """Run the trials of a config's `study` section that the table does not hold yet, and return what all of them show.
 
     >>> few = ["study.hosts=[1]", "study.batches=[4]", "study.mode=weak", "study.repeats=1", "study.steps=5"]
     >>> found = launcher.study.scaling("configs/hyundai_segmentation.yaml", few, smoke=True, say=lambda line: None)
@@ -135,9 +135,9 @@ def scaling(
         overrides: `key=value` texts, for example study.hosts=[1,2,4] or study.mode=weak.
         on: the backend. On one machine the hosts share its cores; sizes with too few cores are listed without a verdict.
         smoke: apply the config's `smoke` section.
-        table: the CSV file. None: studies/<job>-scaling-<backend>[-smoke].csv among the runs.
-        max_cost: refuse trials that could cost more US dollars than this together, or whose price is not known.
-        say: takes a line for people at each trial.
+        table: the CSV file. None: studies/<job>-scaling-<backend>[-smoke].csv in the run store.
+        max_cost: refuse trials that together could cost more US dollars than this, or whose price is unknown.
+        say: receives a line for people at each trial.
 
     Raises:
         UserError: every mistake in the config, the overrides and the sizes, at once; or a table of other trials.
@@ -150,7 +150,7 @@ def scaling(
 
 
 def host_price(job: Job, on: str) -> float | None:
-    """US dollars an hour of one host; None: not known. This machine has only the price that the config gives it."""
+    """US dollars an hour for one host; None: unknown. This machine has only the price that the config gives it."""
     if backends.get(on).on_this_machine and job.compute.price_per_hour is None:
         return None
     compute = job.compute.model_copy(update={"instance_count": 1})

@@ -1,4 +1,4 @@
-"""The tables of a scaling study: what was measured, how far the model is off, and sizes that were not run."""
+"""The tables of a scaling study: what was measured, the model's errors, and predictions for sizes that were not run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launcher.study.scaling_sizes import Line, Size, beyond
 NO_PRICE = "no price known"
 
 SHARED = "shares cores"
-"""In the place of an efficiency."""
+"""Shown in place of an efficiency."""
 
 
 def measured(lines: Sequence[Line], usd_an_hour: float | None, own_price: str) -> Table:
@@ -22,7 +22,7 @@ def measured(lines: Sequence[Line], usd_an_hour: float | None, own_price: str) -
 
     Args:
         lines: at least one.
-        usd_an_hour: of one host; None: not known.
+        usd_an_hour: for one host; None: unknown.
         own_price: why there is none; "": AWS's list may have it.
     """
     head = ["scaling", "hosts", "batch", "images/s", "ms a step", "efficiency", "exposed", "data_wait"]
@@ -66,7 +66,7 @@ def _row(line: Line, size: Size, usd_an_hour: float | None) -> list[str]:
 
 
 def errors(model: ScalingModel | None, held_out: Sequence[HeldOut], hosts_held_out: Sequence[HeldOut]) -> Table:
-    """How well the model predicts sizes that were held out, and what it is made of."""
+    """How well the model predicts held-out sizes, and its parameters."""
     title, head = "the model on held-out sizes", ["held out", "measured, ms a step", "predicted", "error"]
     rows = [[f"{counted(each.point.hosts, 'host')}, batch {each.point.batch:g}", *_error(each)] for each in held_out]
     for each in hosts_held_out:
@@ -98,7 +98,7 @@ def _error(each: HeldOut) -> list[str]:
 
 
 def predictions(lines: Sequence[Line], model: ScalingModel | None) -> Table:
-    """Sizes that were not run: two doublings."""
+    """Predictions for two doublings that were not run."""
     head = ["scaling", "hosts", "batch", "images/s", "efficiency", "exposed"]
     rows = []
     for line in lines:

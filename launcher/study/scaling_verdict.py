@@ -1,4 +1,4 @@
-"""The answer of a scaling study: speed-up and efficiency, how far to trust them, and the hosts to take."""
+"""The answer of a scaling study: speed-up and efficiency, how far to trust them, and how many hosts to use."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from launcher.study.scaling_sizes import STRONG, Line, Size
 from launcher.study.scaling_tables import percent, percents
 
 GOAL = 0.10
-"""From this relative error on held-out sizes, the model's predictions are called a guess; from this difference among the repeats of a
+"""Above this relative error on held-out sizes, the model's predictions are called a guess; above this difference among the repeats of a
 size, the trials are called noisy."""
 
 WORTH_TELLING = 0.01
 """Share of a step."""
 
 SLOWER = 1.03
-"""Times the computing of the smallest size from which the rest of a step is called longer."""
+"""Ratio to the smallest size above which the rest of a step is called longer."""
 
 
 def scaling(lines: Sequence[Line], model: ScalingModel | None) -> list[str]:
-    """A sentence for each line: the largest size beside the smallest."""
+    """A sentence for each line, comparing the largest size with the smallest."""
     sentences = []
     for line in lines:
         if len(line.clean) < 2:
@@ -44,7 +44,7 @@ def scaling(lines: Sequence[Line], model: ScalingModel | None) -> list[str]:
 
 
 def _losses(largest: Size, first: Size) -> str:
-    """What the largest size loses, as far as it was measured."""
+    """What the largest size loses, if it was measured."""
     parts = [
         f"{share * 100:.0f} % of the step is {what}"
         for what, share in (
@@ -64,7 +64,7 @@ def _losses(largest: Size, first: Size) -> str:
 
 
 def _without_crowding(line: Line, model: ScalingModel | None) -> str:
-    """The efficiency of the largest size if its hosts did not share one machine, where that was seen to cost time."""
+    """The efficiency of the largest size if its hosts did not share one machine; "" if sharing cost no time."""
     first = line.first
     if model is None or not model.crowding or first is None:
         return ""
@@ -74,7 +74,7 @@ def _without_crowding(line: Line, model: ScalingModel | None) -> str:
 
 
 def repeats(lines: Sequence[Line]) -> list[str]:
-    """A warning where repeats differ much: no figure is more certain than they agree."""
+    """A warning if repeats differ much: no figure is more certain than their agreement."""
     clean = [size for line in lines for size in line.clean]
     if not clean:
         return []
@@ -92,7 +92,7 @@ def errors(held_out: Sequence[HeldOut]) -> list[str]:
     """How far the model's predictions can be trusted.
 
     Args:
-        held_out: a size may be there twice, predicted by different models.
+        held_out: a size may appear twice, predicted by different models.
     """
     known = [(each, each.error) for each in held_out if each.error is not None]
     if not known:
@@ -107,7 +107,7 @@ def errors(held_out: Sequence[HeldOut]) -> list[str]:
 
 
 def hosts_to_take(offers: Sequence[tuple[Line, Sequence[Offer]]], grid: StudySection, job: Job) -> list[str]:
-    """The number of hosts for the deadline, the budget, the least money and the least time, on each line."""
+    """The number of hosts for the deadline, the budget, the lowest cost and the shortest time, on each line."""
     sentences = [
         f"{line}, {sentence}"
         for line, choices in offers
@@ -121,7 +121,7 @@ def hosts_to_take(offers: Sequence[tuple[Line, Sequence[Offer]]], grid: StudySec
 
 
 def caveats(lines: Sequence[Line]) -> list[str]:
-    """What the figures do not say."""
+    """What the figures do not show."""
     kinds = {line.kind for line in lines}
     if len(kinds) > 1 and STRONG in kinds:
         return ["Weak scaling changes the global batch, and with it the right learning rate: check the accuracy."]

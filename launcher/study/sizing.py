@@ -1,4 +1,4 @@
-"""Which of SageMaker's instance types have the CPUs to feed their GPUs, with each preprocessing pipeline, and at which price."""
+"""Which SageMaker instance types have the CPUs to feed their GPUs with each preprocessing pipeline, and at which price."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from launcher.aws import catalog, prices
 from launcher.config.job import Job
 
 TOO_OLD = ("ml.p2.",)
-"""Families on which no image with PyTorch 1.13 or later runs, by the catalog; this kit's scripts need 2.0."""
+"""Families that, by the catalog, run no image with PyTorch 1.13 or later; this kit's scripts need 2.0."""
 
 RESERVED = 1
-"""vCPUs a GPU for the training process itself, which starts the GPU's kernels."""
+"""vCPUs per GPU for the training process itself, which launches the GPU's kernels."""
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What a model takes on one GPU."""
+    """A model's demand on one GPU."""
 
     images_per_second: float
     source: str
@@ -42,12 +42,12 @@ class Fit:
 
     @property
     def share(self) -> float | None:
-        """Share of the model's speed that the CPUs reach; 1: the model is fed."""
+        """Share of the model's speed that the CPUs sustain; 1: the model is fed."""
         return None if self.demand is None else min(1.0, self.fed / self.demand.images_per_second)
 
     @property
     def usd_a_million(self) -> float | None:
-        """US dollars to train on a million images; None where the price or the demand is not known."""
+        """US dollars to train on a million images; None if the price or the demand is unknown."""
         if self.demand is None or self.usd_per_hour is None:
             return None
         return usd_a_million(self.usd_per_hour, self.gpus * min(self.fed, self.demand.images_per_second))
@@ -57,9 +57,9 @@ def fit(instance_type: str, core_rate: float, demands: Mapping[str, Demand], job
     """One instance type with GPUs.
 
     Args:
-        core_rate: images a second that a core prepares. A core is one of the operating system's, like a vCPU.
-        demands: by GPU, as the catalog names it.
-        job: in whose region the prices hold; None: no price.
+        core_rate: images a second that one core prepares. A core is the operating system's, like a vCPU.
+        demands: by GPU, named as in the catalog.
+        job: its region sets the prices; None: no price.
     """
     facts = catalog.instance(instance_type)
     assert facts is not None and facts.gpus and facts.gpu is not None
@@ -75,7 +75,7 @@ def usd_a_million(usd_per_hour: float, images_per_second: float) -> float:
 
 
 def next_size(instance_type: str) -> str | None:
-    """The next larger type of a family with as many GPUs, and more vCPUs; None where there is none, or no GPU."""
+    """The family's next larger type with as many GPUs and more vCPUs; None if there is none, or no GPU."""
     facts = catalog.instance(instance_type)
     if facts is None or not facts.gpus:
         return None
@@ -86,8 +86,7 @@ def next_size(instance_type: str) -> str | None:
 
 
 def instance_types() -> list[str]:
-    """For each GPU, in the catalog's order, the instance types with the fewest and with the most vCPUs a GPU; of two alike, the
-    smaller."""
+    """For each GPU, in the catalog's order, the instance types with the fewest and the most vCPUs per GPU; of equals, the smaller."""
     by_gpu: dict[str, list[catalog.InstanceType]] = {}
     for name in catalog.instance_types():
         facts = catalog.instance(name)
@@ -103,7 +102,7 @@ def instance_types() -> list[str]:
 
 
 def demands_of(model: str, image_size: int, measured: float | None, gpu: str | None) -> dict[str, Demand]:
-    """What is known of a model's speed, by GPU: the post's for images of its size, and the measured one.
+    """The known speeds of a model, by GPU: the post's for images of its size, and the measured one.
 
     Args:
         measured: images a second of the model alone on one `gpu`, named as CUDA names it.
@@ -118,7 +117,7 @@ def demands_of(model: str, image_size: int, measured: float | None, gpu: str | N
 
 
 def catalog_gpu(name: str) -> str | None:
-    """The catalog's name of a GPU by CUDA's, for example Tesla V100-SXM2-16GB; None where no instance type has it."""
+    """The catalog's name of a GPU, by CUDA's, for example Tesla V100-SXM2-16GB; None if no instance type has it."""
     words = name.replace("-", " ").split()
     known = {facts.gpu for each in catalog.instance_types() if (facts := catalog.instance(each)) and facts.gpu}
     fitting = [gpu for gpu in known if all(word in words for word in gpu.split())]
@@ -141,7 +140,7 @@ def post() -> Mapping[str, Any]:
 
 
 def price_of_one(job: Job, instance_type: str) -> float | None:
-    """US dollars an hour of a host: the job's own price for its own instance type, else AWS's price list as last read on this machine."""
+    """US dollars an hour for a host: the job's own price for its own instance type, else AWS's price list as last read on this machine."""
     return prices.price(on_one(job, instance_type)).per_hour
 
 

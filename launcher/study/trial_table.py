@@ -1,4 +1,4 @@
-"""The table of a study's trials: a CSV file with a row for each that is over, and the conditions that all of them share."""
+"""The table of a study's trials: a CSV file with a row for each finished trial, and the conditions that all of them share."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Row = dict[str, str]
 
 
 class Repeats:
-    """What is measured several times: a dataclass with this base has the rows of its repeats, and reads their columns."""
+    """A base for dataclasses of repeated measurements: they hold the rows of the repeats and read their columns."""
 
     rows: tuple[Row, ...]
 
     def of(self, column: str) -> Spread | None:
-        """A column over the repeats; None where it was not measured."""
+        """A column over the repeats; None if it was not measured."""
         return spread(row[column] for row in self.rows)
 
     @property
@@ -38,13 +38,13 @@ class Repeats:
 
 
 class TrialTable:
-    """The trials that are over.
+    """The finished trials.
 
     Args:
-        file: made with its folder if it is missing; an existing one grows.
+        file: created with its folder if missing; an existing one grows.
         keys: the columns that identify a trial.
         measured: the columns of what was measured.
-        conditions: the present value of each of CONDITIONS.
+        conditions: the current value of each of CONDITIONS.
         commit: of the code, for people.
 
     Raises:
@@ -59,13 +59,13 @@ class TrialTable:
         self.rows = self._read()
 
     def find(self, key: Mapping[str, Any]) -> Row | None:
-        """A trial's row; None where it is not over."""
+        """A trial's row; None if it has not finished."""
         wanted = {name: str(key[name]) for name in self.keys}
         return next((row for row in self.rows if all(row[name] == wanted[name] for name in wanted)), None)
 
     def add(self, key: Mapping[str, Any], measured: Mapping[str, Any], run: Run) -> None:
-        """Write a trial down, in the place of an earlier one with its key. A reader sees the file with its row or without it. None becomes
-        an empty field."""
+        """Record a trial, replacing an earlier one with the same key. A reader sees the file with or without its row. None becomes an
+        empty field."""
         values = {**key, **measured, **self.conditions, "run": run.name, "finished": run.outcome().get("ended", "")}
         row = {name: _text(values.get(name)) for name in self.columns}
         self.rows = [one for one in self.rows if any(one[name] != row[name] for name in self.keys)] + [row]
@@ -97,7 +97,7 @@ class TrialTable:
 
 @contextmanager
 def held(file: Path) -> Iterator[None]:
-    """Keep a table for this process alone. Raises UserError where another process has it."""
+    """Lock a table for this process. Raises UserError if another process holds it."""
     if file.is_dir() or file.suffix != ".csv":
         found = f"{file} {'is a folder' if file.is_dir() else 'does not end in .csv'}"
         raise mistake("--table", found, "name a file", valid="FILE.csv")
@@ -112,7 +112,7 @@ def held(file: Path) -> Iterator[None]:
 
 
 def typed(row: Row) -> dict[str, Any]:
-    """A row with its numbers as numbers, None for what was not measured, and the columns that describe the run as they are."""
+    """A row with its numbers as numbers, None for what was not measured, and the columns that describe the run unchanged."""
     described = ("run", "finished", "commit", *CONDITIONS)
     return {name: text if name in described else _value(text) for name, text in row.items()}
 
@@ -122,7 +122,7 @@ def _text(value: Any) -> str:
 
 
 def _value(text: str) -> str | float | int | None:
-    """What `_text` was made of."""
+    """The value behind `_text`."""
     for kind in (int, float):
         with suppress(ValueError):
             number: float | int = kind(text)

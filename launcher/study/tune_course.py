@@ -1,4 +1,4 @@
-"""What one trial of a tuning shows: the course of its steps over time, and its losses. Trials are compared over the images that all of
+"""What a tuning's trial shows: its steps over time, and its losses. Trials are compared over the images that all of
 them trained on."""
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
     from launcher.insight.evidence import Evidence
 
 Losses = Mapping[int, float]
-"""Training losses by step; of a script that is not the kit's, by the number of the line that printed one."""
+"""Training losses by step; for a script that is not the kit's, numbered in the order it printed them."""
 
 
 OWN_NOISE = 2.0
-"""Times the largest difference between two repeats of the same settings, within which a loss counts as the same: two repeats do not show
-the whole of a device's noise. On a CPU there is none."""
+"""A loss is the same within this multiple of the largest difference between repeats of the same settings: two repeats do not show
+all of a device's noise. On a CPU there is none."""
 
 FLOAT32 = 1.3e-6
-"""Of a loss, the least noise where repeats differ at all: what torch.testing.assert_close allows two float32 results that should be equal.
+"""Minimum noise relative to a loss if repeats differ at all: what torch.testing.assert_close allows float32 results that should be equal.
 https://docs.pytorch.org/docs/stable/testing.html"""
 
 
 @dataclass(frozen=True)
 class Course:
-    """When each part of a run was done. What lies between steps counts: pauses, checkpoints, evaluations."""
+    """When each part of a run was done. Time between steps counts: pauses, checkpoints, evaluations."""
 
     images: np.ndarray
     """(n,) images trained on by the end of each logged window after the first steps, which allocate memory, choose kernels and compile;
-    the first value is at the end of these. Steps, where the batch is not known."""
+    the first value is at the end of these. Steps if the batch is unknown."""
     seconds: np.ndarray
     """(n,) seconds since the process started."""
 
@@ -53,14 +53,14 @@ class Course:
         return float(self.seconds[0])
 
     def each(self, until: float) -> float:
-        """Seconds an image, from the end of the first steps until that many images were done."""
+        """Seconds per image, from the end of the first steps until that many images were done."""
         done = max(until, float(self.images[1]))
         passed = float(np.interp(done, self.images, self.seconds)) - self.start
         return passed / (done - float(self.images[0]))
 
 
 def course(evidence: Evidence, name: str) -> Course:
-    """A run's course, by its first rank.
+    """A run's course, from its first rank.
 
     Raises:
         UserError: it has too few steps.
@@ -85,11 +85,11 @@ def course(evidence: Evidence, name: str) -> Course:
 
 
 def costs(courses: Sequence[Course], until: float, images: float | None) -> Spread:
-    """What the job takes by each of some courses: seconds, of all its images where their number is known, else an image.
+    """The job's seconds by each course: for all its images if their number is known, else per image.
 
     Args:
         until: images up to which the courses are compared.
-        images: of the whole job. None: not known; the start then does not count.
+        images: of the whole job. None: unknown; the start is then not counted.
     """
     if images is None:
         return Spread(tuple(one.each(until) for one in courses))
@@ -98,8 +98,8 @@ def costs(courses: Sequence[Course], until: float, images: float | None) -> Spre
 
 
 def losses(run: Run) -> Losses:
-    """A run's training losses: at full precision where one of the kit's scripts wrote them, else as the script printed them. What a stopped
-    script printed last may be half a line, and is left out."""
+    """A run's training losses: at full precision if one of the kit's scripts wrote them, else as the script printed them. The last one
+    that a stopped script printed may be cut off, and is left out."""
     found = {
         line["step"]: line["loss"]
         for line in run.metrics()
@@ -120,15 +120,15 @@ class LossesCompared:
     """Whether a change left the losses as they were."""
 
     same: bool
-    """Also where there was nothing to compare."""
+    """True also if there was nothing to compare."""
     text: str
 
 
 def compare(before: Sequence[Losses], after: Sequence[Losses]) -> LossesCompared:
-    """Losses after a change beside those before it, over the steps that all of them have.
+    """Compare the losses after a change with those before it, over the steps that all of them have.
 
-    Repeats of the same settings on a CPU are mostly equal bit for bit; a change's must be so too then. Elsewhere they may be as far from a
-    repeat as these are from each other.
+    Repeats of the same settings on a CPU are mostly equal bit for bit; then a change's losses must be too. Otherwise they may be up to
+    OWN_NOISE times as far from the nearest repeat as the repeats are from each other.
     """
     steps = sorted(set.intersection(*(set(one) for one in (*before, *after))))
     if not steps:
@@ -144,7 +144,7 @@ def compare(before: Sequence[Losses], after: Sequence[Losses]) -> LossesCompared
     for values in every[len(before) :]:
         away = np.abs(table - values).min(axis=0)
         exact = exact and not away.any() and not noise.any()
-        if (wrong := ~(away <= OWN_NOISE * noise)).any():  # so that NaN beside a number is another loss
+        if (wrong := ~(away <= OWN_NOISE * noise)).any():  # negated, so that NaN against a number differs
             at = int(np.argmax(wrong))
             return LossesCompared(
                 False, f"other losses, first at step {steps[at]}: {values[at]:.9g} instead of {table[0][at]:.9g}"

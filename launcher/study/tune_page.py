@@ -17,11 +17,11 @@ from launcher.study.tune_search import Step, Trial
 from launcher.study.tune_settings import RULES
 
 POINTS = 120
-"""Of a drawn curve of losses."""
+"""Points of a drawn loss curve."""
 
 
 def page(title: str, top: str, trials: Sequence[Trial]) -> str:
-    """One document; it loads nothing.
+    """One document that loads nothing.
 
     Args:
         top: HTML above the trials, whose diagnoses follow with their charts.
@@ -35,7 +35,7 @@ def fragment(
     """What a notebook shows, and the top of the page.
 
     Args:
-        how: how the changes get into the job, as diffs and commands.
+        how: diffs and commands that apply the changes to the job.
     """
     lines = "".join(f"<p>{escape(line)}</p>" for line in sentences)
     code = "".join(map(_how, how))
@@ -46,7 +46,7 @@ def fragment(
 
 
 def _how(text: str) -> str:
-    """A command to paste, unless something of it is hidden, or a diff."""
+    """A command to paste, unless part of it is redacted, or a diff."""
     if text.startswith("launcher ") and REDACTED not in text:
         return f"<div class='paste' style='overflow-x:auto'><code>{escape(text)}</code></div>"
     return f"<pre style='white-space:pre-wrap;word-break:normal;overflow-wrap:break-word'>{escape(text)}</pre>"
@@ -72,12 +72,12 @@ def _step(step: Step, render: html.Renderer) -> str:
 
 
 def _curves(step: Step) -> Picture:
-    """The losses before and after, side by side; "" where none can be drawn."""
+    """The losses before and after, side by side; empty if none can be drawn."""
     sides = (("before", step.before[0].losses), (str(step.proposal), step.after[0].losses))
     curves = tuple(Curve(name, marks) for name, losses in sides if (marks := _marks(losses)))
     return line_charts([LineChart("Training loss", "loss", "steps", curves)]) if curves else Picture()
 
 
 def _marks(losses: Losses) -> tuple[Mark, ...]:
-    steps = [step for step in sorted(losses) if math.isfinite(losses[step])]  # nan and inf are nowhere on an axis
+    steps = [step for step in sorted(losses) if math.isfinite(losses[step])]  # nan and inf have no place on an axis
     return tuple(Mark(step, Spread((losses[step],))) for step in steps[:: max(1, len(steps) // POINTS)])

@@ -1,4 +1,4 @@
-"""What a tuning found: the changes that were kept, the new config as a diff, and the limit that is left."""
+"""What a tuning found: the changes that were kept, the new config as a diff, and the remaining limit."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Tuning:
 
     @property
     def changes(self) -> dict[str, Any]:
-        """Setting -> value, of all changes that were kept."""
+        """Setting -> value, for all changes that were kept."""
         return dict(self.search.best[-1].changes) if self.search.best else {}
 
     @property
@@ -61,27 +61,27 @@ class Tuning:
 
     @property
     def failed(self) -> bool:
-        """Whether the job as it is did not run: it failed, or the budget did not allow it."""
+        """Whether the unchanged job did not run: it failed, or the budget did not allow it."""
         return not self.search.first or bool(self.search.first[0].failed)
 
     @property
     def first(self) -> Run:
-        """The first run of the job as it is. Raises a UserError where the budget did not allow it."""
+        """The first run of the unchanged job. Raises UserError if the budget did not allow it."""
         if not self.search.first:
             raise mistake("the budget", self.search.ended, "allow more: max_cost, trials or minutes")
         return self.search.first[0].run
 
     @property
     def comparison(self) -> Comparison:
-        """The first run of the job as it is beside the latest of the fastest settings: the same ones where nothing was kept.
-        Raises a UserError where the job as it is did not run."""
+        """The first run of the unchanged job against the latest of the fastest settings: the same settings if nothing was kept.
+        Raises UserError if the unchanged job did not run."""
         if self.failed:
             raise mistake("the job as it is", self.search.ended, "see its log, mend it, and tune again")
         return Comparison(self.search.first[0].diagnosis, self.search.best[-1].diagnosis)
 
     @property
     def speedup(self) -> float:
-        """Of the whole job: the product of what the kept changes brought."""
+        """Of the whole job: the product of the kept changes' speed-ups."""
         return math.prod(step.gain or 1.0 for step in self.steps if step.kept)
 
     @property
@@ -91,7 +91,7 @@ class Tuning:
 
     @property
     def overrides(self) -> list[str]:
-        """The changes as a config's `key=value`."""
+        """The changes as `key=value` overrides of a config."""
         return [yaml_file.as_override(key, value) for key, value in self._keys().items()]
 
     def _keys(self) -> dict[str, Any]:
@@ -101,14 +101,14 @@ class Tuning:
         return {f"{section}.{name}": value for section, part in values.items() for name, value in part.items()}
 
     def _keys_to_write(self) -> dict[str, Any]:
-        """The call's own values, without a secret, and the changes."""
+        """The call's own values, without secrets, and the changes."""
         given = (text.partition("=") for text in self.given if not mentions_a_secret(text))
         values = {key.strip(): yaml_file.parse(f"value: {value}", key).values["value"] for key, _, value in given}
         return {**values, **self._keys()}
 
     def new_config(self) -> str | None:
-        """The config's text with the call's own values and the changes; None where a command was tuned, or where aliases or the layout hide
-        the place of one."""
+        """The config's text with the call's own values and the changes; None if a command was tuned, or if aliases or the layout hide
+        where one belongs."""
         if self.config is None:
             return None
         text = self.config.read_text(encoding="utf-8")
@@ -118,11 +118,11 @@ class Tuning:
         try:
             edited = yaml_edit.with_values(text, keys)
             return None if problems or yaml_file.parse(edited, "").values != wanted.values else edited
-        except (UserError, yaml.YAMLError):  # what was edited is no YAML any more
+        except (UserError, yaml.YAMLError):  # the edited text is no longer YAML
             return None
 
     def diff(self) -> str:
-        """What the changes are in the config, as a unified diff without a secret; "" where nothing was kept, or there is no config."""
+        """The changes to the config, as a unified diff without secrets; "" if nothing was kept, or there is no config."""
         new = self.new_config()
         if self.config is None or new is None or not self.changes:
             return ""
@@ -131,7 +131,7 @@ class Tuning:
         return "".join([*lines[:2], *map(_without_secrets, lines[2:])])
 
     def write(self, file: str | Path) -> Path:
-        """Write the new config. A secret that the call's own values hold is left out.
+        """Write the new config. Secrets in the call's own values are left out.
 
         Raises:
             UserError: a command was tuned, or the config's layout hides where a change belongs.
@@ -146,7 +146,7 @@ class Tuning:
         return Path(file)
 
     def to_dict(self) -> dict[str, Any]:
-        """For machines; trials by the names of their runs."""
+        """For machines; trials by their runs' names."""
         return {
             "name": self.subject.name,
             "table": str(self.file),
@@ -206,7 +206,7 @@ class Tuning:
         return lines
 
     def how(self) -> list[str]:
-        """How the changes get into the job."""
+        """How to apply the changes to the job."""
         if not self.changes:
             return []
         if isinstance(self.subject, CommandSubject):
@@ -221,7 +221,7 @@ class Tuning:
         return [diff.rstrip() if diff else shlex.join(["launcher", "run", str(self.config), *options, *self._words()])]
 
     def _words(self) -> list[str]:
-        """The call's own values and the changes as words of a command, without a secret."""
+        """The call's own values and the changes as words of a command, without secrets."""
         shown = [f"{one.partition('=')[0]}={REDACTED}" if mentions_a_secret(one) else one for one in self.given]
         return [*shown, *self.overrides]
 
@@ -265,7 +265,7 @@ class Tuning:
 
 
 def _without_secrets(line: str) -> str:
-    """A line of YAML, with its value hidden where it mentions a secret."""
+    """A line of YAML, with its value redacted if it mentions a secret."""
     if not mentions_a_secret(line):
         return line
     key, colon, _ = line.partition(":")

@@ -1,6 +1,6 @@
-"""The search of `launcher tune`: measure, find the limit, change one thing, measure both again in turns, keep it or roll it back.
+"""The search of `launcher tune`: measure, find the limit, change one thing, measure both again alternately, keep it or roll it back.
 
-A look at a change is one trial; only what is faster then is proven by more. Of a number the best is looked for before the proof.
+The first look at a change is one trial; only if it is faster do more prove it. For a number, the best value is sought before the proof.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from launcher.study.tune_settings import RULES
 from launcher.study.tune_subject import OF_THE_INPUT, Changes, Subject
 
 PAIRS = 2
-"""Repeats of both sides, in turns, after which a change that is clearly faster or slower is decided."""
+"""Alternating repeats of both sides after which a change that is clearly faster or slower is decided."""
 
 PROOF = 2 * (PAIRS - 1)
 """Trials that a proof takes after the first look."""
 
 MOST_PAIRS = 3
-"""Where the repeats overlap although the change's median is faster."""
+"""Pairs at most, if the repeats overlap although the change's median is faster."""
 
 WORTH = 1.02
 """Speed-up below which a change is not kept: it would be in the config for nothing."""
 
 
 class Spent(Exception):
-    """The budget is spent; its text says which."""
+    """The budget is spent; the message says which."""
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Trial:
     changes: Changes
     run: Run
     failed: str = ""
-    """Why it showed nothing; "" where it did."""
+    """Why it showed nothing; "" if it did."""
     began: bool = True
     """Whether its script was started."""
 
@@ -64,7 +64,7 @@ class Trial:
         return tune_course.losses(self.run)
 
     def not_set(self, changes: Changes) -> str:
-        """What of some changes its training did not run with; "" where nothing else was seen."""
+        """The changes that its training did not actually run with; "" if no other value was seen."""
         evidence = self.diagnosis.evidence
         loader = evidence.script.loader("training") if evidence.script else None
         seen = {"num_workers": evidence.facts.get("num_workers")} if loader is None else loader.values
@@ -76,7 +76,7 @@ class Trial:
         return ", ".join(other)
 
     def steps(self, changes: Changes) -> int:
-        """With how many steps its images are trained on once, with some changes."""
+        """The number of steps to train on its images once, with some changes."""
         batch = changes.get(BATCH, self.diagnosis.evidence.settings.get(BATCH))
         return math.ceil(self.course.last / (batch if isinstance(batch, int) else 1))
 
@@ -88,14 +88,14 @@ class Measure(Protocol):
         """
         Args:
             label: what it is for, in a few words.
-            steps: after which it may end; None: after its time.
+            steps: after which it may end; None: when its time is up.
 
         Raises:
             Spent: the budget does not allow it.
         """
 
     def spent(self, trials: int) -> str:
-        """Why the budget does not allow that number of trials; "" where it does."""
+        """Why the budget does not allow that number of trials; "" if it does."""
 
 
 @dataclass(frozen=True)
@@ -103,11 +103,11 @@ class Proposal:
     """One change to try."""
 
     changes: Changes
-    """The setting that it is about first, then what has to change with it."""
+    """The setting that it is about first, then those that must change with it."""
     finding: Finding
-    """That asks for it."""
+    """The one that asks for it."""
     expected: str
-    """The gain that the finding promises of it, in words; "" where it promises none."""
+    """The gain that the finding predicts for it, in words; "" if it predicts none."""
     neighbour: bool = False
     """Whether it is near a value that was tried before."""
 
@@ -125,7 +125,7 @@ class Proposal:
 
 @dataclass
 class Step:
-    """A change that was tried, and what came of it."""
+    """A change that was tried, and its outcome."""
 
     proposal: Proposal
     before: list[Trial]
@@ -136,11 +136,11 @@ class Step:
     decided: bool = True
     """Whether the budget allowed enough trials, and all had hosts."""
     costs: tuple[Spread, Spread] | None = None
-    """Before and after: seconds of the whole job, or of an image where its length is not known; None: a trial failed."""
+    """Before and after: seconds for the whole job, or per image if its length is unknown; None: a trial failed."""
     losses: str = ""
-    """What the losses say."""
+    """What the losses show."""
     same_losses: bool = True
-    """Also where they were not compared."""
+    """True also if they were not compared."""
 
     @property
     def verdict(self) -> str:
@@ -153,7 +153,7 @@ class Step:
 
     @property
     def promising(self) -> bool:
-        """Whether it is faster as far as its trials show, so that a proof is worth while."""
+        """Whether its trials so far show it to be faster, so that a proof is worthwhile."""
         return not self.why and (self.gain or 0.0) >= WORTH
 
 
@@ -163,7 +163,7 @@ class Search:
 
     Args:
         allowed: settings whose changes may change numbers.
-        images: of the whole job; None: not known. Asked after the first trial.
+        images: of the whole job; None: unknown. Called after the first trial.
     """
 
     subject: Subject
@@ -175,12 +175,12 @@ class Search:
     best: list[Trial] = field(default_factory=list)
     """The trials of the fastest settings so far, the latest last."""
     first: list[Trial] = field(default_factory=list)
-    """Those of the subject as it is."""
+    """Those of the unchanged subject."""
     ended: str = ""
     """Why the search ended."""
 
     def run(self) -> None:
-        """Search until nothing helps or the budget is spent. Where the first trial fails, `ended` says so."""
+        """Search until nothing helps or the budget is spent. If the first trial fails, `ended` says so."""
         try:
             self.best = self.first = [self.measure({}, "as it is")]
             if self.best[0].failed:
@@ -205,17 +205,17 @@ class Search:
         return self.images(self.first[0])
 
     def refused(self) -> Iterator[tuple[Proposal, list[str]]]:
-        """(proposal, settings that `--allow` would have to name) of what the best trial's findings ask for and may not be tried."""
+        """(proposal, settings that `--allow` would have to name) for what the best trial's findings ask for but may not be tried."""
         for proposal in self._asked_for():
             if needed := self._not_allowed(proposal.changes):
                 yield proposal, needed
 
     def _proposals(self) -> Iterator[Proposal]:
-        """What to try next: what the findings ask for, the one that takes most time first."""
+        """What to try next: what the findings ask for, the most time-consuming first."""
         return (proposal for proposal in self._asked_for() if self._may_be_tried(proposal.changes))
 
     def _asked_for(self) -> Iterator[Proposal]:
-        """What the fastest settings' findings ask for, and what may help too."""
+        """What the fastest settings' findings ask for, and what else may help."""
         evidence = self.best[-1].diagnosis.evidence
         for finding in bottlenecks(self.best[-1].diagnosis):
             for fix in finding.fixes:
@@ -226,9 +226,9 @@ class Search:
                 yield Proposal(changes, finding, "")
 
     def _neighbours(self, step: Step) -> Iterator[Proposal]:
-        """Numbers near one that helped: beyond it twice or half of it, towards others their geometric mean; first in the direction that
-        helped. Only there, where its own trial shows in which direction the limit lies. None where that finds nothing that a loader's
-        numbers touch."""
+        """Numbers near one that helped: twice or half of it, or its geometric mean with the next known one; first in the direction that
+        helped. If its own trial shows the direction of the limit, only that one. None if that trial finds nothing that a loader's
+        numbers affect."""
         setting, now = step.proposal.setting, step.proposal.value
         if setting not in NUMBERS or not _is_count(now):
             return
@@ -246,7 +246,7 @@ class Search:
             values = [down]
         elif limits & {*OF_THE_INPUT}:
             values = [helped, back]
-        else:  # what is left to wait for is no finding, and may still be worth a change
+        else:  # the remaining wait is no finding, but may still be worth a change
             waited = step.after[-1].diagnosis.evidence.share("data_wait") or 0.0
             values = [helped] if waited >= 1 - 1 / WORTH else []
         for value in values:
@@ -266,16 +266,16 @@ class Search:
         return [step.proposal.value for step in self.steps if step.proposal.setting == setting]
 
     def _now(self, setting: str) -> Any:
-        """The value in the fastest settings; None: it is not known."""
+        """The value in the fastest settings; None: unknown."""
         return self.best[-1].changes.get(setting, self._first(setting))
 
     def _first(self, setting: str) -> Any:
-        """The value as it is."""
+        """The unchanged value."""
         evidence = self.first[0].diagnosis.evidence
         return evidence.workers if setting == "num_workers" else evidence.settings.get(setting)
 
     def _try(self, proposal: Proposal) -> None:
-        """Look at a change and at numbers near it, prove the fastest in turns with the fastest settings so far, and keep it or not."""
+        """Look at a change and at numbers near it, prove the fastest by alternating with the best settings so far, keep it or not."""
         fastest, misses = self._look(proposal), 0
         while fastest.promising and misses < GIVE_UP and not self.measure.spent(1 + PROOF):
             if (neighbour := next(self._neighbours(fastest), None)) is None:
@@ -298,7 +298,7 @@ class Search:
 
     @contextlib.contextmanager
     def _undecided(self, step: Step) -> Iterator[None]:
-        """Write down that the budget does not allow to decide."""
+        """Record that the budget does not allow a decision."""
         try:
             yield
         except Spent as spent:
@@ -306,7 +306,7 @@ class Search:
             raise
 
     def _look(self, proposal: Proposal) -> Step:
-        """One trial of a change beside the fastest settings so far. Where it is not faster, `why` says so."""
+        """One trial of a change, against the fastest settings so far. If it is not faster, `why` says so."""
         step = Step(proposal, self.best[-1:], [])
         self.steps.append(step)
         with self._undecided(step):
@@ -315,7 +315,7 @@ class Search:
         return step
 
     def _measure(self, step: Step) -> bool:
-        """One trial more with the change. Returns whether it shows its speed; else `why` says why not."""
+        """One more trial with the change. Returns whether it shows its speed; if not, `why` says why."""
         changes = {**step.before[-1].changes, **step.proposal.changes}
         trial = self.measure(changes, str(step.proposal), self.first[0].steps(changes))
         step.after.append(trial)
@@ -329,7 +329,7 @@ class Search:
         return True
 
     def _prove(self, step: Step) -> None:
-        """Repeat both sides in turns until it is clear whether the change helps."""
+        """Repeat both sides alternately until it is clear whether the change helps."""
         rule, best = RULES[step.proposal.setting], step.before[-1]
         for _ in range(PAIRS - 1, MOST_PAIRS):
             again = self.measure(best.changes, "the fastest so far again", self.first[0].steps(best.changes))
@@ -360,7 +360,7 @@ class Search:
         step.why = f"{_times(step)}: {apart}"
 
     def _costs(self, step: Step) -> tuple[Spread, Spread]:
-        """Before and after. Of an even number of trials the median is the middle one that is worse for the change: the mean of both would
+        """Before and after. For an even number of trials the median is the middle one that is worse for the change: the mean of both would
         count half of a first run that was slow because its files were not in memory yet."""
         sides = [[trial.course for trial in side] for side in (step.before, step.after)]
         until = min(course.last for side in sides for course in side)
@@ -371,16 +371,16 @@ class Search:
 BATCH = "global_batch_size"
 
 GIVE_UP = 2
-"""Neighbours in a row that did not help."""
+"""Consecutive neighbours without gain after which no more are tried."""
 
 APART = 1.5
-"""Times as large as another a number has to be, more than that, to be tried too: 3 workers beside 2 and 4 bring what these do."""
+"""Ratio to a known number above which another is tried too: 3 workers bring what 2 and 4 do."""
 
 NUMBERS = ("num_workers", "prefetch_factor")
 """Settings whose neighbours are tried too."""
 
 MORE_HELPS, LESS_HELPS = ("too_few_workers", "storage_bound"), ("too_many_workers",)
-"""Findings that say in which direction a better number lies."""
+"""Findings that show in which direction a better number lies."""
 
 
 def bottlenecks(diagnosis: Diagnosis) -> list[Finding]:
@@ -393,7 +393,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _faster(step: Step, than: Step) -> bool:
-    """Whether one of two steps, both measured beside the same settings, is worth more."""
+    """Whether a step is worth more than another, both measured against the same settings."""
     return step.promising and (step.gain or 0.0) >= WORTH * (than.gain or 0.0)
 
 

@@ -13,7 +13,7 @@ class Rule:
     """What a change of one setting does to the training."""
 
     same_numbers: bool
-    """Whether it is tried without `--allow`. The losses of its trials are compared all the same, and where they differ it is kept only if
+    """Whether it is tried without `--allow`. The losses of its trials are compared all the same; if they differ, it is kept only if
     it was allowed."""
     reason: str
 
@@ -53,11 +53,11 @@ VARIABLES = ("OMP_NUM_THREADS", "PYTORCH_CUDA_ALLOC_CONF")
 """Settings that are environment variables, whatever the script."""
 
 OUTSIDE = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "matmul_precision", "cudnn_benchmark")
-"""What entrypoints/launcher_observer/outside.py can set of a script that is not the kit's."""
+"""What entrypoints/launcher_observer/outside.py can set in a script that is not the kit's."""
 
 
 def check_allowed(allowed: Iterable[str]) -> frozenset[str]:
-    """The names of `--allow`. Raises a UserError for those that it does not know."""
+    """The names given to `--allow`. Raises UserError for unknown ones."""
     names = frozenset(allowed)
     unknown = [
         Issue(

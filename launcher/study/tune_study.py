@@ -27,10 +27,10 @@ from launcher.study.tune_trials import KEYS, MEASURED, START, Trials, whole
 Say = Callable[[str], None]
 
 MINUTES, TRIALS = 30.0, 20
-"""The budget unless another is given."""
+"""The default budget."""
 
 SHORTEST = 15.0
-"""Seconds of training of a trial, at least: less shows little beside the noise of a machine."""
+"""Minimum seconds of training in a trial: less shows little above a machine's noise."""
 
 
 def tune(
@@ -46,7 +46,7 @@ def tune(
     table: str | Path | None = None,
     say: Say = print,
 ) -> Tuning:
-    """Find the fastest settings: measure, change what limits, measure the whole again in turns, keep or roll back, go on.
+    """Find the fastest settings: measure, change what limits, measure the whole again alternately, keep or roll back, repeat.
 
     >>> few = ["hyperparameters.max_steps=20"]
     >>> found = launcher.tune("configs/quickstart_teacher.yaml", few, trials=1, say=lambda line: None)
@@ -58,11 +58,11 @@ def tune(
         overrides: `key=value` texts.
         on: the backend.
         smoke: apply the config's `smoke` section.
-        allow: settings that may change the training's numbers, for example precision; or num_workers where workers draw random numbers.
-        minutes, trials: the budget. A trial trains for its part of the minutes at most.
-        max_cost: US dollars, of all trials together; None: no limit.
-        table: the CSV file of the trials. None: studies/<job>-tune-<backend>[-smoke].csv among the runs.
-        say: takes a line for people at each trial.
+        allow: settings that may change the training's numbers, for example precision; or num_workers if workers draw random numbers.
+        minutes, trials: the budget. A trial trains for at most its share of the minutes.
+        max_cost: US dollars for all trials together; None: no limit.
+        table: the CSV file of the trials. None: studies/<job>-tune-<backend>[-smoke].csv in the run store.
+        say: receives a line for people at each trial.
 
     Raises:
         UserError: a mistake in the arguments or the config, a table of other trials, or a job that is too short to be measured.
@@ -118,10 +118,10 @@ def _own_file(subject: Subject, smoke: bool) -> Path:
 
 
 def _tell_the_price(subject: Subject, trials: int, max_cost: float | None, say: Say) -> float | None:
-    """US dollars that a trial costs at most; None: nothing, or not known.
+    """US dollars that a trial costs at most; None: free, or unknown.
 
     Raises:
-        UserError: `max_cost` does not pay for one change, or the price is not known.
+        UserError: `max_cost` does not cover one change, or the price is unknown.
     """
     if not isinstance(subject, JobSubject):
         return None

@@ -1,4 +1,4 @@
-"""What `launcher tune` tunes: a config's job on any backend, or a command of this machine. Each is run with changes of its settings."""
+"""What `launcher tune` tunes: a config's job on any backend, or a command on this machine. Each is run with changes to its settings."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ from launcher.study.conditions import commit_of, machine_of, settings_of, softwa
 from launcher.study.tune_settings import OUTSIDE, RULES, VARIABLES
 
 Changes = Mapping[str, Any]
-"""Setting -> value, over those of the subject; the name as in RULES."""
+"""Setting -> value, overriding the subject's own; named as in RULES."""
 
 Until = Callable[[Run], str]
-"""Asked about every second: why to stop the run now; "" while it is to go on."""
+"""Called about every second: why to stop the run now; "" to let it go on."""
 
 SETTINGS = "LAUNCHER_SETTINGS"
 """The variable that entrypoints/launcher_observer/outside.py reads."""
 
 LOG_EVERY = "log_every"
 LOGGED = 5
-"""Steps between two metric lines of a trial, at most: what is compared ends with one."""
+"""Maximum steps between two metric lines of a trial: what is compared ends with one."""
 
 TO_END = 60.0
 """Seconds that a command may take to end after it was asked to."""
@@ -55,25 +55,25 @@ WATCH = (
     "import sys; sys.path[0] = sys.argv.pop(1); from launcher.runner.watch import watch; "
     "sys.exit(watch(sys.argv[2:], sys.argv[1]).exit_code)"
 )
-"""Runs a command as `launcher watch` does, in a process of its own: its output is not for this terminal. The folder is the user's, and
-modules of that folder are none of ours: people call theirs launcher.py."""
+"""Runs a command as `launcher watch` does, in its own process: its output is not for this terminal. The folder is the user's, and
+its modules must not replace ours: people name theirs launcher.py."""
 
 
 class Subject(ABC):
     """What is tuned."""
 
     name: str
-    """Of its runs."""
+    """The name of its runs."""
     on: str
     """Where it runs."""
     commit: str
     """Of its code, for people."""
     shows_steps: bool = True
-    """Whether its steps are seen while it runs."""
+    """Whether its steps are visible while it runs."""
 
     @abstractmethod
     def conditions(self) -> dict[str, str]:
-        """The present value of each of CONDITIONS."""
+        """The current value of each of CONDITIONS."""
 
     @abstractmethod
     def run(self, changes: Changes, until: Until, say: Callable[[str], None], started: Callable[[Run], None]) -> Run:
@@ -85,12 +85,12 @@ class Subject(ABC):
 
     @abstractmethod
     def changes_of(self, fix: Fix) -> Changes:
-        """What a finding's fix sets here, the setting that it is about first; {} where it is no setting, or one that can only be changed
+        """What a finding's fix sets here, the setting that it is about first; {} if it is no setting, or one that can only be changed
         in the script."""
 
     @abstractmethod
     def also(self, finding: Finding, evidence: Evidence) -> Changes:
-        """A setting that may help against a finding too; {}: there is none."""
+        """Another setting that may help against a finding; {}: there is none."""
 
     def possible(self, changes: Changes) -> bool:
         """Whether it can be planned with these changes."""
@@ -102,7 +102,7 @@ class JobSubject(Subject):
     """A config's job.
 
     Args:
-        seconds: that a trial may take, with its start.
+        seconds: that a trial may take, including its start.
     """
 
     job: Job
@@ -117,7 +117,7 @@ class JobSubject(Subject):
             raise mistake("observe", "false: nothing of this script is measured", "remove it, or write observe: true")
         self.outside = _given_settings(self.job.environment.get(SETTINGS, ""), f"environment.{SETTINGS}")
         self.keys: dict[str, str] = {}
-        """Setting -> the hyperparameter of a script that is not the kit's from which the script's line takes it."""
+        """Setting -> the hyperparameter from which a line of a script that is not the kit's takes it."""
         self.base = self.changed({})
         self.commit = commit_of(plan(self.base, on=self.on).source)
 
@@ -148,7 +148,7 @@ class JobSubject(Subject):
         return job.model_copy(update=update)
 
     def values(self, changes: Changes) -> dict[str, dict[str, Any]]:
-        """The changes by the config's sections."""
+        """The changes, grouped by the config's sections."""
         environment = {name: str(value) for name, value in changes.items() if name in VARIABLES}
         keys = {name: name for name in changes} if self.is_ours else self.keys
         own = {keys[name]: value for name, value in changes.items() if name in keys and name not in VARIABLES}
@@ -162,7 +162,7 @@ class JobSubject(Subject):
             say("stopping the running trial; the same command goes on from here")
 
         job = with_own_checkpoints(self.changed(changes), "tune")
-        planned = check(plan(job, on=self.on))  # what that says was said of all trials at once
+        planned = check(plan(job, on=self.on))  # its issues were reported for all trials at once
         run = to_its_end(lambda: start(planned), say=say, interrupted=interrupted, started=started, until=until)
         run.wait(progress=False)  # on SageMaker a stopped job still uploads its output
         return run
@@ -195,7 +195,7 @@ class JobSubject(Subject):
         kind = evidence.settings.get("worker_type")
         if kind not in ("threads", "processes", "loader"):  # auto
             kind = "processes" if evidence.on_gpu else "threads"
-        # beside a GPU none that takes the lock which launching needs
+        # with a GPU, none that takes the lock that launching kernels needs
         beside_a_gpu = {"processes": "loader", "loader": "processes", "threads": "processes"}
         beside_the_cpu = {"processes": "threads", "loader": "threads", "threads": "processes"}
         return {"worker_type": (beside_a_gpu if evidence.on_gpu else beside_the_cpu)[kind]}
@@ -206,7 +206,7 @@ class JobSubject(Subject):
 
 @dataclass
 class CommandSubject(Subject):
-    """A command of this machine, run as `launcher watch` does.
+    """A command on this machine, run as `launcher watch` does.
 
     Args:
         command: program and arguments; the program exists.
@@ -231,14 +231,14 @@ class CommandSubject(Subject):
 
     @property
     def _without_secrets(self) -> list[str]:
-        """The command without its secrets; with a checksum in place of each, since a word that holds one may hold more."""
+        """The command without its secrets; each redacted word has a checksum, since it may hold more than a secret."""
         pairs = zip(redact_command(self.command), self.command)
         checksum = hashlib.sha256(json.dumps([*self.command]).encode()).hexdigest()[:8]
         return [shown if shown == word else f"{shown} ({checksum})" for shown, word in pairs]
 
     def _code(self) -> list[SourceFile]:
-        """The scripts that the command names, and the Python files below their folders, or below this one for `-m`: modules that they may
-        import. Of a folder with too many files only the script."""
+        """The scripts that the command names, and the Python files below their folders, or below the current one for `-m`: modules they may
+        import. For a folder with too many files, only the script."""
         scripts = [Path(word) for word in self.command if word.endswith((".py", ".sh")) and Path(word).is_file()]
         folders = (
             dict.fromkeys(script.parent for script in scripts) if scripts else [Path()] if "-m" in self.command else []
@@ -248,7 +248,7 @@ class CommandSubject(Subject):
             for file in source_files(folder)[0]:
                 if file.source is not None and file.source.is_relative_to(folder) and file.path.endswith(".py"):
                     found.setdefault(file.source.resolve(), file.source)
-        store = records.store().resolve()  # of runs, with code of their own
+        store = records.store().resolve()  # runs hold code of their own
         return [
             SourceFile(str(file), file, file.stat().st_size)
             for path, file in found.items()
@@ -256,7 +256,7 @@ class CommandSubject(Subject):
         ]
 
     def variables(self, changes: Changes) -> dict[str, str]:
-        """The environment variables that make the changes; what the user's own sets stays."""
+        """The environment variables that apply the changes; the user's own settings stay."""
         own = {name: value for name, value in changes.items() if name not in VARIABLES}
         found = {name: str(value) for name, value in changes.items() if name in VARIABLES}
         return {**({SETTINGS: json.dumps({**self.outside, **own})} if own else {}), **found}
@@ -269,7 +269,7 @@ class CommandSubject(Subject):
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env={**os.environ, **self.variables(changes)},
-            start_new_session=True,  # Ctrl-C is for us, and we stop it
+            start_new_session=True,  # Ctrl-C reaches us alone, and we stop it
             preexec_fn=toolkit.die_with_the_parent,
         )
         run: Run | None = None
@@ -351,7 +351,7 @@ def _from_outside(fix: Fix) -> Changes:
 
 
 def _first_workers(evidence: Evidence) -> Changes:
-    """For a loader without workers, which reads and prepares images between the steps: one for each core."""
+    """For a loader without workers, which reads and prepares images between the steps: one worker per core."""
     return {"num_workers": max(1, int(evidence.cores_each or 1))}
 
 
@@ -366,6 +366,6 @@ def _also_from_outside(finding: Finding, evidence: Evidence) -> Changes:
         return {"persistent_workers": True}
     if finding.kind == "host_to_device_bound" and not made.get("pin_memory"):
         return {"pin_memory": True}
-    if finding.kind in ("too_few_workers", "storage_bound") and evidence.workers:  # full cores fill no longer queue
+    if finding.kind in ("too_few_workers", "storage_bound") and evidence.workers:  # busy cores cannot prefetch more
         return {"prefetch_factor": 2 * int(made.get("prefetch_factor") or 2)}
     return {}

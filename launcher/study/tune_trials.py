@@ -23,13 +23,13 @@ START = 900.0
 """Seconds that a trial may take until its first step: on SageMaker hosts start and data are copied."""
 
 UNSEEN_START = 120.0
-"""Seconds from the start of a script to its first step, where its steps are seen only when its output has come."""
+"""Seconds from the start of a script to its first step, if its steps are seen only once its output has arrived."""
 
 TIME_IS_OVER, STEPS_ARE_MADE = AS_WANTED = "s as a trial are over", "steps of the first trial"
-"""How the reasons end for which a trial is stopped that shows what it was to show."""
+"""Endings of the stop reasons of a trial that showed what it was meant to."""
 
 KEYS = ("changes", "repeat")
-"""Columns of a trial's key: the changes as JSON, and which of the trials with them it is."""
+"""Columns of a trial's key: the changes as JSON, and which repeat of them it is."""
 
 MEASURED = (
     "label",
@@ -43,8 +43,8 @@ MEASURED = (
     "mfu",
     "headline",
 )
-"""The other columns of the table; allowed_seconds of training, after which a trial is stopped; cost_usd with what was paid for earlier
-attempts."""
+"""The other columns of the table; allowed_seconds of training, after which a trial is stopped; cost_usd, including what earlier attempts
+cost."""
 
 
 @dataclass
@@ -52,12 +52,12 @@ class Trials:
     """Runs the trials that the table lacks, within the budget.
 
     Args:
-        most: trials.
+        most: maximum trials.
         most_seconds: of all trials together.
-        each: seconds of training of a trial.
-        max_cost: US dollars, of all trials together; None: no limit.
-        ceiling: US dollars of a trial at most; None: nothing, or not known.
-        begun: gets the run of each trial, also of those that the table has.
+        each: seconds of training per trial.
+        max_cost: US dollars for all trials together; None: no limit.
+        ceiling: maximum US dollars per trial; None: free, or unknown.
+        begun: receives the run of each trial, including those in the table.
     """
 
     subject: Subject
@@ -88,7 +88,7 @@ class Trials:
         return trial
 
     def _runs_again(self, row: Row, changes: Changes, steps: int | None) -> bool:
-        """Whether a trial was interrupted, or is the job as it is, whose failure may be mended, or had no hosts, or was stopped by less
+        """Whether a trial was interrupted, is the unchanged job, whose failure may be fixed by now, had no hosts, or was stopped by less
         time than there is now."""
         if row["state"] == records.IN_PROGRESS or (row["failure"] and not changes):
             return True
@@ -99,8 +99,8 @@ class Trials:
         return steps is None or _last_step(self._recorded(row["run"]).metrics()) < steps
 
     def spent(self, trials: int) -> str:
-        """Why the budget does not allow that number of trials; "" where it does. By the trials so far, so that the same command takes the
-        same course again with those of the table."""
+        """Why the budget does not allow that number of trials; "" if it does. It counts the trials so far, so that the same command takes
+        the same course again with those in the table."""
         return self._spent(trials, self.used)
 
     def _spent(self, trials: int, paid_for: Sequence[Row]) -> str:
@@ -117,7 +117,7 @@ class Trials:
         return ""
 
     def _paid(self, row: Row) -> float:
-        """US dollars for a trial and for its earlier attempts, with its warm pool; of what is not known what it may be."""
+        """US dollars for a trial and its earlier attempts, including its warm pool; for an unknown cost, the ceiling."""
         paid = float(row["cost_usd"] or 0.0)
         if self.ceiling is None:
             return paid
@@ -133,7 +133,7 @@ class Trials:
         return paid
 
     def _cost(self, run: Run) -> float | None:
-        """US dollars of a trial that is over, or what it may be; a job that never had hosts has none, and cost nothing."""
+        """US dollars for a finished trial, or the ceiling if unknown; a job that never had hosts reports none, and cost nothing."""
         unknown = self.ceiling if self.ceiling is None or _had_hosts(run) else 0.0
         cost: float | None = run.outcome().get("cost_usd", unknown)
         return cost
@@ -147,7 +147,7 @@ class Trials:
             raise mistake("--table", found, fix) from None
 
     def _run(self, key: dict[str, Any], changes: Changes, label: str, steps: int | None, left: Run | None) -> Trial:
-        """Run a trial, or take one that was `left`, and write it down."""
+        """Run a trial, or take one that was `left`, and record it."""
         began, before = time.monotonic(), self.known.find(key)
         paid, allowed = 0.0, self.each
         if before is not None and left is not None:
@@ -189,7 +189,7 @@ class Trials:
         return trial
 
     def _left(self, row: Row) -> Run | None:
-        """The run of a trial that an interrupt left to itself, where it shows what it was to show. One that goes on is stopped first."""
+        """The run of a trial that an interrupt left behind, if it shows what it was meant to. A running one is stopped first."""
         if row["state"] != records.IN_PROGRESS:
             return None
         run = self._recorded(row["run"])
@@ -202,8 +202,8 @@ class Trials:
         return run if state == records.COMPLETED or reason.endswith(AS_WANTED) else None
 
     def _until(self, steps: int | None) -> Until:
-        """Why to stop a trial; "" while it is to go on. Its time counts from its first steps on; of a script whose steps are not seen while
-        it runs from its start on."""
+        """Why to stop a trial; "" to let it go on. Its time counts from its first steps; for a script whose steps are not seen while
+        it runs, from its start."""
         began = first = script = 0.0
         time_is_over = f"its {self.each:.0f} {TIME_IS_OVER}"
 
@@ -225,8 +225,7 @@ class Trials:
 
 
 def _began(run: Run) -> bool:
-    """Whether a run's script was started. On SageMaker hosts may be lacking, or data not be there; no setting of the script is to blame for
-    that."""
+    """Whether a run's script was started. On SageMaker, hosts or data may be missing, for which no setting of the script is to blame."""
     remote = run.folder.read(run.folder.remote)
     if not remote:  # not on SageMaker
         return True
@@ -235,22 +234,22 @@ def _began(run: Run) -> bool:
 
 
 def _had_hosts(run: Run) -> bool:
-    """Whether a run's hosts came: from then on SageMaker bills them."""
+    """Whether a run got its hosts: SageMaker bills them from then on."""
     remote = run.folder.read(run.folder.remote)
     return not remote or "TrainingStartTime" in remote or _began(run)
 
 
 def _last_step(metrics: Sequence[Mapping[str, Any]]) -> int:
-    """0 where none was logged."""
+    """0 if none was logged."""
     step = metrics[-1].get("step") if metrics else None
     return step if isinstance(step, int) else 0
 
 
 def whole(first: Trial) -> float | None:
-    """Images of the whole job; None: not known.
+    """Images of the whole job; None: unknown.
 
     Args:
-        first: of the job as it is. What it says of its length counts; else what it did, where it came to its end.
+        first: of the unchanged job. The length that it reports counts; else what it did, if it completed.
     """
     batch = first.diagnosis.evidence.settings.get("global_batch_size")
     steps = [metric.steps for metric in first.run.progress() if metric.steps]
@@ -260,7 +259,7 @@ def whole(first: Trial) -> float | None:
 
 
 def _figures(trial: Trial) -> dict[str, Any]:
-    """Columns for people. Raises a UserError where the run is too short."""
+    """Columns for people. Raises UserError if the run is too short."""
     course, evidence = trial.course, trial.diagnosis.evidence
     batch = evidence.settings.get("global_batch_size")
     each = course.each(course.last)

@@ -1,4 +1,4 @@
-"""The trial of a study that runs on hosts elsewhere: where the study is killed it goes on, and is paid for."""
+"""A study's trial on remote hosts: if the study is killed, the trial keeps running and is billed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from launcher.study.question import Trial
 
 @dataclass(frozen=True)
 class UnderWay:
-    """Keeps it in a file beside the table, so that the same command finds it again.
+    """Records the trial in a file beside the table, so that the same command finds it again.
 
     Args:
         table: the study's.
-        conditions: as those of TrialTable.
+        conditions: as in TrialTable.
     """
 
     table: Path
@@ -31,22 +31,22 @@ class UnderWay:
         return self.table.with_name(f".{self.table.name}.running")
 
     def write(self, trial: Trial, run: Run) -> None:
-        """A trial has started. Hosts on this machine end with the study."""
+        """Record a started trial, unless its hosts are on this machine: these end with the study."""
         if not run.on_this_machine:
             kept = {"key": _texts(trial), "run": run.name, "conditions": dict(self.conditions)}
             records.write_atomically(self.file, json.dumps(kept))
 
     def over(self) -> None:
-        """It is over."""
+        """Forget the trial."""
         self.file.unlink(missing_ok=True)
 
     def left(self, trials: Sequence[Trial], say: Callable[[str], None]) -> tuple[Trial, Run] | None:
-        """The trial that a killed study left, with its run, which is over or goes on; None: none that counts.
+        """The trial that a killed study left, with its run, finished or still running; None: none that counts.
 
-        One that goes on and is no trial of this study any more is stopped.
+        One that is still running but no longer a trial of this study is stopped.
 
         Args:
-            trials: of the study. One that the table has already was over before the kill.
+            trials: of the study. One that is already in the table was over before the kill.
 
         Raises:
             UserError: SageMaker does not answer, or refuses to stop it.
@@ -70,7 +70,7 @@ class UnderWay:
         trial = next((one for one in trials if _texts(one) == key), None)
         if run.state in records.OVER:
             return (trial, run) if trial is not None and run.state == records.COMPLETED else None
-        if run.state == records.STOPPING:  # by Ctrl-C: it runs again, once its hosts are free
+        if run.state == records.STOPPING:  # by Ctrl-C: it runs again once its hosts are free
             say(f"waiting for {run.name}, which was stopped")
             to_its_end(lambda: run, say=say, interrupted=lambda: None)
             return None

@@ -1,8 +1,8 @@
 """KT's distillation on up to 1,024 GPUs, on paper: the scaling model, the input's bandwidth, and failures. `make at-scale`, a second.
 
-Nothing is measured here. Each number rests on assumptions that are listed below with their sources, and a change of one is a change of a
-line. The step is launcher/study/scaling_model.py's. Checkpoints are as far apart as Young 1974 finds best
-(https://doi.org/10.1145/361147.361115): the square root of twice a checkpoint's seconds times those between failures.
+Nothing is measured here. Each number rests on the assumptions listed below with their sources; to change one, change its line. The step
+is launcher/study/scaling_model.py's. Checkpoints have Young's optimal interval (1974, https://doi.org/10.1145/361147.361115): the square
+root of twice a checkpoint's seconds times those between failures.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GPUS_A_HOST = 8
 
 @dataclass(frozen=True)
 class Assumption:
-    """A number that the tables rest on."""
+    """A number on which the tables rest."""
 
     value: float
     said: str
@@ -82,7 +82,7 @@ ASSUMPTIONS = (
 
 
 def model(an_image: Assumption, backward: float) -> ScalingModel:
-    """The step of one GPU among many; hosts exchange, and what the GPUs of a host exchange counts as computing.
+    """The step of one GPU among many. Only exchange between hosts counts as such; that within a host counts as computing.
 
     Args:
         backward: share of the operations in the backward pass, 0 to 1.
@@ -99,7 +99,7 @@ def model(an_image: Assumption, backward: float) -> ScalingModel:
 
 
 def goodput(stall: float, gpus: int) -> float:
-    """Share of the time in steps that count, with the best interval between checkpoints.
+    """Share of time spent in steps that count, with the best interval between checkpoints.
 
     Args:
         stall: seconds that a checkpoint stops the steps.
@@ -110,7 +110,7 @@ def goodput(stall: float, gpus: int) -> float:
 
 
 def steps() -> Table:
-    """What a step takes, and what it reads."""
+    """How long a step takes, and how much it reads."""
     head = [
         "GPUs",
         "global batch",
@@ -149,7 +149,7 @@ def steps() -> Table:
 
 
 def failures() -> Table:
-    """How much of the time counts."""
+    """Goodput: how much of the time counts."""
     head = [
         "GPUs",
         "hours between failures",

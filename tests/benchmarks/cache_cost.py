@@ -1,7 +1,7 @@
-"""What a label bank costs a batch: reading, checking and decoding its logits, or filling it beyond the teacher's own pass. `make bench-bank`.
+"""What a label bank costs per batch: reading, checking and decoding its logits, or filling it beyond the teacher's own pass. `make bench-bank`.
 
-1,000 classes, the 10 largest logits of each, the files in the page cache. All of `TeacherCache.answers` is measured; where it fills, with a
-teacher whose answers are there at once. Filling's share is of a step of a small student alone, without any teacher: of a real step it is less.
+1,000 classes, the 10 largest logits of each, the files in the page cache. All of `TeacherCache.answers` is measured; when filling, with a
+teacher that answers at once. Filling's share is of a step of a small student alone, without any teacher: of a real step it is less.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BATCHES = (32, 64, 128, 256)
 
 
 def batch_of(numbers: np.ndarray) -> LabelledBatch:
-    """A batch as far as the cache looks at it."""
+    """A batch with what the cache reads of it."""
     images = torch.zeros(len(numbers), 3, 1, 1, dtype=torch.uint8)
     labels = torch.zeros(len(numbers), dtype=torch.int64)
     return LabelledBatch(images, labels, labels, labels.float(), torch.from_numpy(numbers), torch.ones_like(labels))
@@ -47,7 +47,7 @@ def filled(folder: Path) -> TeacherCache:
 
 
 def filling(folder: Path, precision: str, size: int, rounds: int, steps: int) -> tuple[list[float], list[float]]:
-    """CPU seconds a batch that filling takes, of all threads and of the training thread alone, by rounds."""
+    """CPU seconds per batch of filling, of all threads and of the training thread alone, by round."""
     parts = {"teacher weights": "benchmark", "transform": "none", "data": "noise", "dtype": "fp32"}
     cache = TeacherCache.open(
         folder, parts=parts, images=IMAGES, layout=record_layout(CLASSES, TOP_K, precision), views=rounds, world=ALONE
@@ -70,7 +70,7 @@ def filling(folder: Path, precision: str, size: int, rounds: int, steps: int) ->
 
 
 def student_step(size: int) -> float:
-    """CPU seconds of a small student's forward and backward pass over a batch, the median of five."""
+    """CPU seconds of a small student's forward and backward pass over a batch, median of five."""
     student, images = model(STUDENT, 0).train(), torch.zeros(size, 3, SIZE, SIZE, dtype=torch.uint8)
     seconds = []
     for _ in range(5):

@@ -1,7 +1,7 @@
-"""How far a control can correct a speed-up: one job again and again, beside programs that take its cores, each run compared with each.
+"""How far a control can correct a speed-up: one job repeated beside programs that take its cores, each run compared with each.
 
-Nothing changed between the runs, so every true speed-up is 1. The table says by how much the control drifted, how far from 1 the speed-up
-was as measured, how far it is after a correction by the control, and how many ranges hold 1.
+Nothing changed between the runs, so every true speed-up is 1. The table lists how much the control drifted, how far from 1 the measured
+speed-up was, how far it is after correction by the control, and how many ranges include 1.
 
     .venv/bin/python tests/benchmarks/comparable_runs.py
 """
@@ -35,7 +35,7 @@ JOBS = {
 }
 
 BESIDE = ((), (0.5,), (), (1.0,), (), (1.0, 1.0), ())
-"""Of each run: the programs beside it, by the share of a core that each takes."""
+"""For each run, the programs beside it, by the share of a core that each takes."""
 
 PROGRAM = """
 import time
@@ -47,11 +47,11 @@ while True:
 """
 
 BANDS = (1.0, 1 + NOTICEABLE, MOST_CORRECTED, 2.5, math.inf)
-"""Times as long that a control took, either way."""
+"""Ratio by which a control's time changed, either way."""
 
 
 def run(settings: dict[str, object], shares: Sequence[float], data: Path, name: str) -> Diagnosis:
-    """A run beside such programs, in a folder of that name."""
+    """A run beside these programs, in a folder of that name."""
     programs = [
         subprocess.Popen([sys.executable, "-c", PROGRAM.format(share=share)], start_new_session=True)
         for share in shares
@@ -66,13 +66,13 @@ def run(settings: dict[str, object], shares: Sequence[float], data: Path, name: 
 
 
 def compared(before: Diagnosis, after: Diagnosis) -> Comparison:
-    """As if a setting had changed that can touch little: `pin_memory`, which a CPU has no use for."""
+    """Compare as if a setting with little effect had changed: `pin_memory`, which a CPU has no use for."""
     settings = {**after.measurements.settings, "pin_memory": True}
     return Comparison(before, Diagnosis(replace(after.measurements, settings=settings)))
 
 
 def row(low: float, high: float, comparisons: Sequence[Comparison]) -> list[str]:
-    """The pairs whose control drifted by so much."""
+    """The pairs whose control drifted by `low` to `high`."""
     chosen = []
     for one in comparisons:
         control = one.comparability.control

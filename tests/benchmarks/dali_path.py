@@ -1,7 +1,7 @@
-"""What an image costs by NVIDIA DALI on the CPU: as DALI's own pipelines do it, and as `preprocessing: dali` does.
+"""What an image costs with NVIDIA DALI on the CPU: in DALI's own pipeline, and with `preprocessing: dali`.
 
-The work, the files and the way to measure are those of preprocessing.py, which takes DALI's own pipeline from here. CPU time is
-that of the whole process, threads and all, with one thread of DALI's.
+The work, the files and the measurement are those of preprocessing.py, which takes DALI's own pipeline from here. CPU time is
+that of the whole process, all threads included; DALI has one thread.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def plain(files: list[str], size: int, *, batch: int = 32, threads: int = 1, fan
 
 
 def cost(root: Path, images: int, rounds: int) -> str:
-    """CPU time an image."""
+    """CPU time per image."""
     ways = {
         PLAIN: Contestant(by_dali, root),
         SMOOTH: Contestant(by_dali, root, fancy=True),
@@ -70,8 +70,8 @@ def cost(root: Path, images: int, rounds: int) -> str:
 
 
 def python_part(root: Path, rounds: int) -> str:
-    """CPU time an image of what Python does before DALI begins: reading a file, drawing its variation, writing DALI's inputs. But for the
-    reading no other thread runs Python meanwhile, so it limits images a second, and delays the launches of a GPU's kernels."""
+    """CPU time per image of Python's work before DALI begins: reading a file, drawing its variation, writing DALI's inputs. Except for the
+    reading, no other thread runs Python meanwhile, so it limits images/s and delays the launches of a GPU's kernels."""
     rows = [("augmentation load", "µs an image")]
     for load in (0, 1, 12):
         chosen = LabelledImageSettings(
@@ -90,7 +90,7 @@ def python_part(root: Path, rounds: int) -> str:
 
 
 def fidelity(crops: int) -> str:
-    """PSNR of views by `preprocessing: dali` against the reference's, in dB: the least of random crops."""
+    """PSNR of views by `preprocessing: dali` against the reference's, in dB: minimum over random crops."""
     rows = [("dB", f"{SIZE} px, whole", f"{SIZE} px, crops", "64 px, crops")]
     for name in NAMES:
         encoded, cells = (PHOTOGRAPHS / name).read_bytes(), []

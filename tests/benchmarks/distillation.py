@@ -1,9 +1,9 @@
-"""What do a teacher, and images without labels, bring on Fashion-MNIST? `make bench-kd`: one teacher, one student architecture, five seeds.
+"""What do a teacher and unlabelled images gain on Fashion-MNIST? `make bench-kd`: one teacher, one student architecture, five seeds.
 
 The teacher sees all 60,000 training images with their labels. The student sees the labels of the first 10 of each class: alone; with the
-teacher; with the teacher and 9 of the 60,000 images without a label for each of these; and the 60,000 without any label. All take the
-same number of steps, with the same augmentation and seeds. The settings were fixed before the first run on the 10,000 test images; none was
-tuned on them. Needs Debian's package dataset-fashion-mnist. About half an hour on 2 cores.
+teacher; with the teacher and 9 of the 60,000 images, unlabelled, for each of these; and the 60,000 without any label. All take the
+same number of steps, with the same augmentation and seeds. The settings were fixed before the first run on the 10,000 test images; none
+was tuned on them. Needs Debian's package dataset-fashion-mnist. About half an hour on 2 cores.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SEEDS = (0, 1, 2, 3, 4)
 
 
 def train(name: str, script: str, hyperparameters: dict, inputs: dict) -> dict:
-    """One run's result; the program ends where it fails."""
+    """One run's result; the program ends if it fails."""
     job = launcher.from_values(
         {
             "name": name,
@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def show_table(results: Mapping[str, Sequence[dict]], heading: str) -> None:
-    """A line for each of the runs' names, with the accuracy over its seeds."""
+    """A line for each run name, with its accuracy over the seeds."""
     print()
     print(f"{'':<28} {'parameters':>10}  {heading:>40}  {'images/s':>8}")
     for name, found in results.items():
@@ -98,7 +98,7 @@ def show_table(results: Mapping[str, Sequence[dict]], heading: str) -> None:
 
 
 def show_gain(results: Mapping[str, Sequence[dict]], name: str, before: str) -> None:
-    """What one of them gained over another, seed by seed."""
+    """The gain of one arm over another, seed by seed."""
     pairs = zip(results[before], results[name], strict=True)
     gains = [100 * (b["validation_accuracy"] - a["validation_accuracy"]) for a, b in pairs]
     listed = ", ".join(f"{gain:+.2f}" for gain in gains)

@@ -1,4 +1,4 @@
-"""What the benchmarks of training share: images of noise, the engine set up as train_kd.py does it, and tables."""
+"""Shared by the training benchmarks: images of noise, the engine set up as in train_kd.py, and tables."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ VIEWS = 1
 """Of each image: every epoch sees the same ones, with a cache and without."""
 
 STEPS = 1_000_000
-"""Of the schedule: so many that the learning rate stays what it is in the steps that are measured."""
+"""Of the schedule: so many that the learning rate stays constant in the measured steps."""
 
 
 class Noise(Dataset):
-    """Images of noise as a loader gives them, uint8; an item is a SampleKey."""
+    """Images of noise as a loader returns them, uint8; an item is a SampleKey."""
 
     def __init__(self, images: int, size: int = SIZE):
         generator = torch.Generator().manual_seed(0)
@@ -66,7 +66,7 @@ class Noise(Dataset):
 
 
 def noise(images: int, size: int = SIZE) -> Data:
-    """So many images, in batches as the kit's own data gives them."""
+    """N images, in batches like the kit's own data."""
     dataset = Noise(images, size)
 
     def collate(items: list[tuple[torch.Tensor, int, int]]) -> LabelledBatch:
@@ -78,14 +78,14 @@ def noise(images: int, size: int = SIZE) -> Data:
 
 
 def model(name: str, seed: int, **options: Any) -> timm_models.Normalized:
-    """A model with random weights, the same for a seed."""
+    """A model with random weights, the same per seed."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return timm_models.build(name, options, CLASSES)
 
 
 def teacher(name: str, precision: str, **options: Any) -> Teacher:
-    """The frozen teacher of all benchmarks. Its logits are spread as a trained one's are, not as those of random weights."""
+    """The frozen teacher of all benchmarks. Its logits are spread like a trained model's, not like those of random weights."""
     made = model(name, seed=1, **options)
     with torch.no_grad():
         made.model.get_classifier().weight.mul_(2.5)
@@ -93,7 +93,7 @@ def teacher(name: str, precision: str, **options: Any) -> Teacher:
 
 
 def settings(**values: Any) -> DistillationSettings:
-    """What all runs share: nothing but the step, so that every way to write it computes the same numbers."""
+    """Settings of all runs: nothing but the step, so that every implementation computes the same numbers."""
     common = {
         "student": STUDENT,
         "temperature": TEMPERATURE,
@@ -110,7 +110,7 @@ def settings(**values: Any) -> DistillationSettings:
 
 
 class Recorded:
-    """A task whose losses are kept, so that two ways to train can be compared."""
+    """A task whose losses are kept, so that two implementations can be compared."""
 
     def __init__(self, task: Task):
         self.task, self.losses = task, []
@@ -126,7 +126,7 @@ class Recorded:
 
 @dataclass
 class Engine:
-    """A run of the kit's own loop that goes on for so many steps whenever it is asked to."""
+    """A run of the kit's own loop that continues for N steps whenever asked."""
 
     task: Recorded
     state: TrainingState
@@ -139,7 +139,7 @@ class Engine:
         return self.task.losses
 
     def steps(self, count: int) -> None:
-        """`training.engine.loop.train`, from where it stopped, with its step lines written to nowhere."""
+        """`training.engine.loop.train`, from where it stopped, with its step lines discarded."""
         with redirect_stdout(io.StringIO()):
             train(self.task, lambda _model: {}, [self.state], self.loaders, self.state.step + count, self.run)
 
@@ -152,7 +152,7 @@ def open_engine(
     chosen: DistillationSettings,
     world: World = ALONE,
 ) -> Engine:
-    """The engine as train_kd.py puts it together, with models and images of ours."""
+    """The engine as train_kd.py assembles it, with our models and images."""
     environment = Environment("algo-1", folder / "model", folder / "data", folder / "failure", {}, None)
     with redirect_stdout(io.StringIO()):
         _, run = open_run(chosen, environment, world)
@@ -177,13 +177,13 @@ def open_engine(
 
 @dataclass
 class Samples:
-    """What one thing took, time after time, in seconds a step."""
+    """One contestant's seconds per step, round by round."""
 
     cpu: list[float] = field(default_factory=list)
     wall: list[float] = field(default_factory=list)
 
     def add(self, work: Callable[[int], None], steps: int) -> None:
-        """Measure so many steps of it, the CPU time of all threads."""
+        """Measure N steps of it; CPU time is that of all threads."""
         cpu, wall = time.process_time(), time.perf_counter()
         work(steps)
         self.wall.append((time.perf_counter() - wall) / steps)
@@ -191,7 +191,7 @@ class Samples:
 
 
 def alternate(works: Mapping[str, Callable[[int], None]], rounds: int, steps: int) -> dict[str, Samples]:
-    """So many steps of each in turn, round after round, and in each round another one first."""
+    """N steps of each in turn, round after round, each round starting with another."""
     samples, names = {name: Samples() for name in works}, [*works]
     for number in range(rounds):
         shift = number % len(names)
@@ -202,7 +202,7 @@ def alternate(works: Mapping[str, Callable[[int], None]], rounds: int, steps: in
 
 
 def ratio(first: Sequence[float], second: Sequence[float]) -> tuple[float, float, float]:
-    """How many times more the first took than the second: the median of the rounds' ratios, and their quartiles."""
+    """Ratio of the first to the second: the median of the rounds' ratios, and their quartiles."""
     ratios = sorted(one / other for one, other in zip(first, second, strict=True))
     if len(ratios) < 2:
         return ratios[0], ratios[0], ratios[0]
@@ -211,7 +211,7 @@ def ratio(first: Sequence[float], second: Sequence[float]) -> tuple[float, float
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of text, the first of them the head, as a Markdown table: the first column to the left, numbers to the right."""
+    """Rows of text, the first being the header, as a Markdown table: first column left-aligned, numbers right-aligned."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
 
     def line(row: Sequence[str]) -> str:
@@ -223,7 +223,7 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def machine(threads: int) -> str:
-    """A line for people: where and with what this was measured, and how busy the machine was."""
+    """A line for humans: where and with what this was measured, and how busy the machine was."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
@@ -234,7 +234,7 @@ def machine(threads: int) -> str:
 
 
 def progress(text: str) -> None:
-    """Where a person watches, on the terminal's last line."""
+    """Show progress on a terminal's last line."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r{text}\033[K")
         sys.stderr.flush()

@@ -1,7 +1,7 @@
-"""What do fewer bits of a teacher's features cost the losses that they are for? `make bench-bank`: the loss and its gradient, by precision.
+"""What do fewer bits of a teacher's features cost the losses that use them? `make bench-bank`: the loss and its gradient, by precision.
 
-The teacher is DINOv2 ViT-S/14 of published weights; the pictures are 48 of those that vit_distillation.py takes. A student's features
-are the teacher's with Gaussian noise: near ones, and such as a light student reaches. Needs Debian's package tuxpaint-stamps-default.
+The teacher is DINOv2 ViT-S/14 with published weights; the pictures are 48 of those in vit_distillation.py. A student's features are
+the teacher's with Gaussian noise: close ones, and ones that a light student reaches. Needs Debian's package tuxpaint-stamps-default.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def pictures() -> torch.Tensor:
 def moved(
     student: torch.Tensor, teacher: torch.Tensor, kept: torch.Tensor, how: FeatureSettings
 ) -> tuple[float, float]:
-    """By what part kept features move the loss, and by what part its gradient."""
+    """The relative change of the loss, and of its gradient, due to kept features."""
     losses = [feature_loss(student, taught, how) for taught in (teacher, kept)]
     first, second = (torch.autograd.grad(loss, student)[0] for loss in losses)
     return (losses[1] / losses[0] - 1).item(), ((second - first).norm() / first.norm()).item()

@@ -1,8 +1,9 @@
-"""What does a segmenter lose in a label bank? `make bench-pixels`: bytes a record, and the distillation loss and its gradient from kept answers.
+"""What does a segmenter lose in a label bank? `make bench-pixels`: bytes per record, distillation loss and its gradient from kept answers.
 
-Two teachers of 64 × 64 pixels: one of drawn shapes, four classes, which it nearly always finds, with sharp edges; and one of cut-out pictures of 20
-kinds on photographs, most of which it does not find. Students are the teacher's own answers, blurred: one, and one with noise besides. Beside the
-bank's code stand the largest logits of each place alone, exact, with the rest spread evenly, as records of images have it. About 5 minutes.
+Two teachers of 64 × 64 pixels: one of drawn shapes, four classes, which it nearly always finds, with sharp edges; and one of cut-out pictures
+of 20 kinds on photographs, most of which it does not find. Students are the teacher's own answers, blurred: one as is, and one with added
+noise. The bank's code is compared with keeping only the largest logits of each pixel, exact, with the rest spread evenly, as image records
+do. About 5 minutes.
 """
 
 from __future__ import annotations
@@ -49,14 +50,14 @@ def pictures(target: Path) -> None:
 
 
 def even(logits: torch.Tensor, top_k: int) -> torch.Tensor:
-    """The largest logits of each place as they are, and the rest spread evenly."""
+    """The largest logits of each pixel as they are, and the rest spread evenly."""
     kept, classes = logits.topk(top_k, dim=1)
     others = logits.scatter(1, classes, -math.inf).logsumexp(1, keepdim=True) - math.log(logits.shape[1] - top_k)
     return others.expand_as(logits).scatter(1, classes, kept)
 
 
 def codes(logits: torch.Tensor) -> Iterator[tuple[str, int, torch.Tensor]]:
-    """Ways to keep logits (batch, classes, rows, columns): a name, bytes a record, and the logits that come back."""
+    """Encodings of logits (batch, classes, rows, columns): a name, bytes per record, and the decoded logits."""
     _, classes, rows, columns = logits.shape
     for top_k, precision in ((0, "int4"), (1, "int4"), (2, "int4"), (1, "int8")):
         layout = PixelLayout(rows, columns, classes, top_k, precision)
@@ -92,7 +93,7 @@ def measure(teacher: frozen.Teacher, images: torch.Tensor) -> None:
 def difference(
     student: torch.Tensor, exact: torch.Tensor, kept: torch.Tensor, temperature: float
 ) -> tuple[float, float]:
-    """By what part kept answers move the loss, and by what part its gradient."""
+    """The relative change of the loss, and of its gradient, due to kept answers."""
     own = student.detach().requires_grad_()
     losses = [temperature_kl(own, answers, temperature) for answers in (exact, kept)]
     first, second = (torch.autograd.grad(loss, own)[0] for loss in losses)

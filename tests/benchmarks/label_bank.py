@@ -1,12 +1,12 @@
 """What do fewer bits of a teacher's answers cost a student? `make bench-bank`: records by precision, and Fashion-MNIST over five seeds.
 
-One teacher; one student that learns from 500 images of each class, at temperature 4 and with the labels' weight 0.1, from a label bank of one view:
-all logits in fp32, then the 5 largest of 10 in fp16, 8 bits and 4 bits. Seeds pair the runs: initial weights, images and their order are the
-same, so that a difference is the records' own, and what rounding makes of 400 steps. The settings were fixed before the first run on the 10,000 test
-images.
+One teacher; one student that learns from 500 images of each class, at temperature 4 and label weight 0.1, from a label bank of one view:
+all logits in fp32, then the 5 largest of 10 in fp16, 8 bits and 4 bits. Seeds pair the runs: initial weights, images and their order are
+the same, so a difference is due to the records, and to what rounding does over 400 steps. The settings were fixed before the first run on
+the 10,000 test images.
 
-Ten classes are few: half of them are kept here, where a bank of 1,000 keeps a hundredth. So this shows what rounding the logits costs, and not what
-leaving out 990 classes does; and no record of ten classes is ten times smaller than ten logits in fp16. Sizes are given for both.
+Ten classes are few: half of them are kept here, while a bank of 1,000 keeps a hundredth. So this shows the cost of rounding the logits,
+not of leaving out 990 classes; and no record of ten classes is ten times smaller than ten logits in fp16. Sizes are given for both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ARMS = {
     "5 in int8": {"top_k": 5, "precision": "int8"},
     "5 in int4": {"top_k": 5, "precision": "int4"},
 }
-"""What a record keeps of 10 logits."""
+"""What a record keeps out of 10 logits."""
 
 LEARNS = {"images_per_class": 500, "hard_label_weight": 0.1, "max_steps": 400, "ema_decay": 0.98}
 ALLOWED = 0.2
@@ -34,7 +34,7 @@ ALLOWED = 0.2
 
 
 def sizes(classes: int, top_k: int) -> str:
-    """Bytes of a record by precision, and how much smaller it is than all logits in fp16."""
+    """Bytes per record by precision, and how much smaller that is than all logits in fp16."""
     plain = 2 * classes
     parts = []
     for precision in ("fp16", "int8", "int4"):

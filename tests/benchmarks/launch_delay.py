@@ -1,8 +1,8 @@
 """What decoding costs the thread that launches kernels: 16 workers of each kind beside it, on the simulated accelerator. `make bench-workers`.
 
-A step takes a batch from the kit's own loader, of JPEGs of 400 x 300 pixels, and launches 500 kernels of 60 microseconds of a core each; two steps
-fit into the device's queue. Each way trains in a process of its own, in turns, round after round; the first has one batch over and over, so nothing
-else runs. The launching itself is timed, and how much longer it takes than the first way's is the delay. No memory is pinned, since there is no
+A step takes a batch from the kit's own loader, of JPEGs of 400 x 300 pixels, and launches 500 kernels of 60 microseconds of a core each; two
+steps fit into the device's queue. Each worker type trains in its own process, in turns, round after round; the first repeats one batch, so
+nothing else runs. The launching itself is timed; the delay is how much longer it takes than the first's. No memory is pinned, since there is no
 driver: beside a GPU, processes would also have a thread of the training process copy each batch into pinned memory.
 """
 
@@ -33,11 +33,11 @@ WAYS = (NONE, "threads", "processes", "loader")
 LAUNCHES, LAUNCH_SECONDS, KERNEL_SECONDS = 500, 60e-6, 300e-6
 
 WARM_UP = 6
-"""Steps of each training that do not count: workers start in them."""
+"""Steps of each training that do not count, since workers start in them."""
 
 
 def batches(root: Path, kind: str, workers: int, images: int) -> Iterator[Any]:
-    """Of the kit's own loader, without end."""
+    """Of the kit's own loader, endlessly."""
     settings = LabelledImageSettings(
         image_size=224, global_batch_size=images, min_crop_area=0.08, horizontal_flip=True, epochs=1_000_000,
         num_workers=0 if kind == NONE else workers, worker_type="auto" if kind == NONE else kind,
@@ -52,7 +52,7 @@ def batches(root: Path, kind: str, workers: int, images: int) -> Iterator[Any]:
 
 
 def train(root: Path, kind: str, workers: int, images: int, steps: int) -> dict[str, list[float]]:
-    """Seconds of each step: waiting for its batch, launching, and the whole of it."""
+    """Seconds of each step: waiting for its batch, launching, and the whole step."""
     sys.path.insert(0, str(ROOT / "notebooks"))
     import simulated_accelerator
 

@@ -1,6 +1,6 @@
-"""What the kit's own loop costs a step: metrics, timers, checks, the stop signal, the report. `make bench-training`.
+"""What the kit's own loop costs per step: metrics, timers, checks, the stop signal, the report. `make bench-training`.
 
-The loop trains a model of one number on a batch that is ready, with the phases and losses of distillation, beside a bare loop
+The loop trains a model of one number on a ready batch, with the phases and losses of distillation, beside a bare loop
 that does the same (forward, backward, optimizer step). The difference is the cost of the loop; the last column divides it by a
 real step, vit_small_patch16_224 -> vit_tiny_patch16_224 with the cache filled, the shortest one there is.
 """
@@ -39,7 +39,7 @@ from training.settings.distillation import TeacherCacheSettings
 from training.tasks.distillation import Distillation
 
 EPOCH = 1000
-"""Steps of the loop between two beginnings of an epoch."""
+"""Steps of the loop per epoch."""
 
 
 class One(nn.Module):
@@ -54,7 +54,7 @@ class One(nn.Module):
 
 
 class Nothing(Distillation):
-    """Distillation's phases and names of losses around one multiplication."""
+    """Distillation's phases and loss names around one multiplication."""
 
     def __init__(self, student: nn.Module, timeline: Timeline):
         self.student, self.timeline = student, timeline

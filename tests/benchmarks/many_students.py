@@ -1,9 +1,9 @@
-"""Five students of one pass of the teacher, beside five runs of one student without a teacher and the teacher's pass. `make bench-students`.
+"""Five students that share a teacher's pass, beside five single-student runs without a teacher plus the teacher's pass. `make bench-students`.
 
-Each is the kit's own loop on real JPEGs (`launcher prepare photos`), decoded, cropped and mirrored by threads, and takes its turn of a few
-optimizer steps, round after round, each round with another one first. The job of five decodes and asks the teacher once; a run of one
-student learns from labels alone and decodes for itself; the teacher's pass is its forward pass alone, on batches that are ready. So what
-is compared is the least that five students could cost apart. To reach: at most 1.15 times that.
+Each is the kit's own loop on real JPEGs (`launcher prepare photos`), decoded, cropped and flipped by threads, and takes its turn of a few
+optimizer steps, round after round, each round starting with another. The job of five decodes and asks the teacher once; a run of one
+student learns from labels alone and decodes for itself; the teacher's pass is its forward pass alone, on ready batches. So the comparison
+is with the least that five separate students could cost. Target: at most 1.15 times that.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ STUDENTS = {
 
 
 def learning(folder: Path, data: Data, chosen: DistillationSettings, frozen: Teacher | None) -> Callable[[int], None]:
-    """The loop with all that these settings name, which goes on for N steps whenever it is called."""
+    """The loop with all that these settings name, which continues for N steps whenever called."""
     environment = Environment("algo-1", folder / "model", folder / "data", folder / "failure", {}, None)
     with redirect_stdout(io.StringIO()):
         _, run = open_run(chosen, environment, ALONE)

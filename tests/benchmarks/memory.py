@@ -1,8 +1,8 @@
-"""What ZeRO, a bf16 teacher and the teacher cache save of a process's memory, as measured and as `memory.explain` has it.
+"""The memory that ZeRO, a bf16 teacher and the teacher cache save per process, as measured and as `memory.explain` has it.
 
-`make bench-training`. vit_base_patch16_224 teaches vit_small_patch16_224. Each row is a set of gloo processes of its own that
-train two steps. The optimizer's state is counted tensor by tensor, and so are the teacher's weights; the resident memory is
-the system's count of the process that has most, without what it had when the libraries were loaded.
+`make bench-training`. vit_base_patch16_224 teaches vit_small_patch16_224. Each row is its own set of gloo processes that
+train two steps. The optimizer's state and the teacher's weights are counted tensor by tensor; resident memory is the
+system's count for the largest process, without what it had once the libraries were loaded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from training.tasks.distillation import with_teacher
 TEACHER, STUDENT = "vit_base_patch16_224", "vit_small_patch16_224"
 
 GPU = 40_000_000_000
-"""Bytes for which the last lines say what fits: an A100's."""
+"""Bytes of an A100, for which the last lines say what fits."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def rank(case: Case) -> None:
 
 
 def measured(case: Case) -> list[dict[str, int]]:
-    """What each of a case's processes says."""
+    """The output of each of a case's processes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -112,7 +112,7 @@ def measured(case: Case) -> list[dict[str, int]]:
 
 
 def explained(case: Case) -> list[str]:
-    """What a run says of its memory, for a GPU."""
+    """A run's memory report, for a GPU."""
     chosen = settings(**values_of(case, 1), precision="bf16")
     data = noise(2)
     now, without = memory.measure([prepare(model(STUDENT, seed=0), chosen, 1, ALONE)], data)

@@ -1,9 +1,9 @@
 """Whether the memory of loading stays flat: over ten epochs of a folder, and over a million samples of shards. `make bench-input`.
 
-Each case is a process of its own that does nothing but load, with two workers or none. Memory is what is
-resident of the process and its workers and no file's (what they share since the fork counts for each); the growth is that from the
-second of ten parts, when everything has been used once, to the last. The shards are a thousand names of one file with a
-thousand small JPEGs, so that they need two megabytes and not two gigabytes.
+Each case is its own process that does nothing but load, with two workers or none. Memory is the resident, not file-backed
+memory of the process and its workers (pages shared since the fork count for each); growth is from the second of ten parts,
+when everything has been used once, to the last. The shards are a thousand names of one file with a thousand small JPEGs,
+so they need two megabytes instead of two gigabytes.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ CASES = {
     "shards": ("shards", NONE),
     "shards-processes": ("shards", "processes"),
 }
-"""What is loaded, and with which workers: without any where images are so small, as auto has it."""
+"""What is loaded, and with which workers: none for images this small, as auto has it."""
 
 
 def write_shards(root: Path, shards: int) -> None:
-    """A channel of so many shards."""
+    """A channel of N shards."""
     from PIL import Image
 
     root.mkdir()
@@ -49,7 +49,7 @@ def write_shards(root: Path, shards: int) -> None:
 
 
 def load(root: Path, kind: str, parts: int, passes: float, **values) -> None:
-    """Load so many epochs in so many parts, and say after each what memory there is, in MB."""
+    """Load `passes` epochs in `parts` parts, and print the memory in use after each, in MB."""
     import psutil
     import torch
     from training.data.loaders import open_loaders
@@ -75,7 +75,7 @@ def load(root: Path, kind: str, parts: int, passes: float, **values) -> None:
 
 
 def own_memory(process: int) -> int:
-    """Bytes in use that are no file's."""
+    """Bytes in use that are not file-backed."""
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
 

@@ -1,5 +1,6 @@
-"""What a large model's file costs a run: packed as gzip's fastest level would and as the kit does, unpacked again, and made with the weights
-of the file with and without random ones before them.
+"""What a large model's file costs a run: packed by gzip's fastest level and by the kit, unpacked, and made into the model.
+
+The model gets the file's weights with and without random ones before them.
 
     .venv/bin/python tests/benchmarks/model_files.py --rounds 3
 """
@@ -25,13 +26,13 @@ MODEL, CLASSES = "vit_large_patch16_224", 4
 
 
 def compressed(weights: Path, archive: Path) -> None:
-    """As gzip's fastest level does it."""
+    """Like gzip's fastest level."""
     with tarfile.open(archive, "w:gz", compresslevel=1) as tar:
         tar.add(weights, weights.name)
 
 
 def stored(weights: Path, archive: Path) -> None:
-    """As the kit does it."""
+    """Like the kit."""
     local_hosts.pack({weights.name: weights}, archive)
 
 

@@ -2,9 +2,9 @@
 
     python tests/benchmarks/monitor_cost.py [--seconds 20]
 
-The first table is the real process beside an idle one: its CPU time from /proc after its start (the start is said besides).
-The second calls what a sample calls, on a copy of this machine's /proc in which `stat` has 96 cores: what the kernel takes to
-write its files for so many cores, and the driver for its GPUs, is not part of it.
+The first table is the real process beside an idle one: its CPU time from /proc after its start (the start is listed separately).
+The second calls what a sample calls, on a copy of this machine's /proc in which `stat` has 96 cores: it does not include the
+kernel's time to write its files for so many cores, nor the driver's for its GPUs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CORES, SAMPLES, ROUNDS = 96, 400, 3
 
 
 def cpu_seconds(pid: int) -> float:
-    """User's and system's, proc(5); the scheduler's own count where there is one, which has no ticks."""
+    """User and system, proc(5); if there is one, the scheduler's own count, which has no ticks."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
     except (OSError, ValueError):
@@ -39,7 +39,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def real(interval: int, seconds: float, folder: Path) -> tuple[float, float, int]:
-    """CPU seconds of the start, share of a core after it, and samples."""
+    """CPU seconds of the start, share of a core after it, and number of samples."""
     config = folder / "opt/ml/input/config"
     config.mkdir(parents=True)
     (config / "profilerconfig.json").write_text(json.dumps({"ProfilingIntervalInMilliseconds": interval}))
@@ -56,7 +56,7 @@ def real(interval: int, seconds: float, folder: Path) -> tuple[float, float, int
 
 
 def large_host(folder: Path) -> Path:
-    """This machine's /proc, as far as it is sampled, with many cores."""
+    """The sampled part of this machine's /proc, with many cores."""
     for name in ("meminfo", "diskstats", "net/dev", "self/cgroup", "pressure/cpu", "pressure/io", "pressure/memory"):
         if Path("/proc", name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
 """What the observer costs a training step: one script with it and one without, in turn. `make bench-insight`.
 
 Two processes run the same loop, a few steps at a time and never at once: a batch of a DataLoader, forward, backward, optimizer. The
-short step is one number's, so that the difference is the hooks' and no other; the long ones compute for about 5 and 50 ms on one
-thread. CPU time of the whole process, with the thread that samples lines: medians of the differences of all rounds of several such
-pairs, since two processes of one script differ by more than the observer costs.
+short step trains one number, so that only the hooks make the difference; the long ones compute for about 5 and 50 ms on one
+thread. CPU time is that of the whole process, with the thread that samples lines: medians of the differences of all rounds of several
+such pairs, since two processes of one script differ by more than the observer costs.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ for line in sys.stdin:
 
 
 class Loop:
-    """The script in a process of its own, which waits between two calls."""
+    """The script in its own process, which waits between calls."""
 
     def __init__(self, folder: Path, step: tuple[int, int], *, observed: bool):
         script = folder / "loop.py"
@@ -91,7 +91,7 @@ class Loop:
 
 
 def measured(step: tuple[int, int], rounds: int, seconds: float) -> list[tuple[float, float, float]]:
-    """Of each round of one pair: seconds of CPU of a step without the observer, what it adds, and what it adds to the wall clock."""
+    """For each round of one pair, in seconds per step: CPU without the observer, CPU that it adds, and wall time that it adds."""
     with tempfile.TemporaryDirectory() as name:
         folders = [Path(name, kind) for kind in ("plain", "observed")]
         for folder in folders:
@@ -111,7 +111,7 @@ def measured(step: tuple[int, int], rounds: int, seconds: float) -> list[tuple[f
 
 
 def compared(step: tuple[int, int], pairs: int, rounds: int, seconds: float) -> tuple[float, float, float]:
-    """The same of all rounds of several pairs: medians, in microseconds."""
+    """The same for all rounds of several pairs: medians, in microseconds."""
     found = [one for _ in range(pairs) for one in measured(step, rounds, seconds)]
     plain, more, wall = (1e6 * statistics.median(values) for values in zip(*found, strict=True))
     return plain, more, wall

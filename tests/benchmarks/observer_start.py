@@ -1,7 +1,7 @@
-"""What the observer adds to the start of a Python process: `python -c pass` in a job with it and without, in turn. `make bench-insight`.
+"""What the observer adds to the start of a Python process: `python -c pass` in a job with and without it, in turn. `make bench-insight`.
 
-In a job, another process keeps the host's monitor running; the first process of a host starts it, and is measured apart. The
-backends set PYTHONDONTWRITEBYTECODE, with which Python compiles the observer's files anew each time.
+In a job, another process keeps the host's monitor running; the first process of a host starts it, and is measured separately. The
+backends set PYTHONDONTWRITEBYTECODE, so Python compiles the observer's files anew each time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What other tools say of a run with something planted: TraceML, gpuprof, and the rules that SageMaker Debugger had.
+"""What other tools find in a run with something planted: TraceML, gpuprof, and the rules that SageMaker Debugger had.
 
-TraceML and gpuprof watch a run of their own, as their users would start it. Debugger's rules read our system metrics, by the formulas
+TraceML and gpuprof each watch their own run, started as their users would. Debugger's rules read our system metrics, by the formulas
 of its public source (https://github.com/awslabs/sagemaker-debugger, smdebug/profiler/analysis/rules before 225e39b9) with the defaults
-that the SageMaker SDK sends. A tool is right where one of its findings could lead to what was planted; ACCEPTED says which do.
+that the SageMaker SDK sends. A tool is right if one of its findings could lead to what was planted; ACCEPTED lists which do.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ ACCEPTED: dict[str, dict[str, set[str]]] = {
         "MaxInitializationTime": {"slow_start"},
     },
 }
-"""Tool -> finding -> the kinds of tests/insight that it may stand for. Findings that name no bottleneck are not in it."""
+"""Tool -> finding -> the kinds of tests/insight that it may mean. Findings that name no bottleneck are left out."""
 
 HEALTHY_TOO = {"COMPUTE_BOUND"}
-"""Findings that accuse nobody: something always computes."""
+"""Findings that blame nothing: something always computes."""
 
 TRACEML = [sys.executable, "-c", "from traceml_ai.launcher.cli import main; main()", "run", "--logs-dir"]
 
@@ -81,8 +81,8 @@ def traced(task, state, batches, accumulation, *rest):
         return untraced(task, state, on_device(iter(fetched), *place), accumulation, *rest)
 loop._step = traced
 """
-"""Python after the plant: where a step begins and ends, which TraceML has its users say in a loop of their own: after the wait for a
-batch, which it times itself, and before the batch is copied to the device."""
+"""Python after the plant: marks where a step begins and ends, as TraceML's users do in their own loops: after the wait for a batch,
+which it times itself, and before the batch is copied to the device."""
 
 GPUPROF = """
 import os, gpuprof
@@ -107,13 +107,13 @@ TRACEML_LOOP = {
     "            asked = time.perf_counter()\n": "            traced.__exit__(None, None, None)\n"
     "            asked = time.perf_counter()\n",
 }
-"""What TraceML has a user write into the loop of the simulated accelerator's script: line -> lines."""
+"""What TraceML's users add to the loop of the simulated accelerator's script: line -> lines."""
 
 MAIN = 'if __name__ == "__main__":\n    main()\n'
 
 
 def on_a_device(tool: str, script: Path, arguments: list[str], folder: Path) -> list[str]:
-    """The command by which a tool watches the simulated accelerator's script; writes it, as its user would change it, into the folder."""
+    """The command with which a tool watches the simulated accelerator's script, which is written to the folder as its user would change it."""
     text = script.read_text(encoding="utf-8")
     watched = {MAIN: GPUPROF.format(**gpuprof_places(folder), run="    main()")} if tool == "gpuprof" else TRACEML_LOOP
     given = f"import sys\nsys.path.insert(0, {str(script.parent)!r})\nsys.argv[1:] = {arguments!r}\n"
@@ -130,7 +130,7 @@ def gpuprof_places(folder: Path) -> dict[str, str]:
 
 
 def right(tool: str, findings: list[str], kind: str | None) -> bool:
-    """Whether what a tool found could lead to what was planted; of a healthy run, whether it names no bottleneck."""
+    """Whether a tool's findings could lead to what was planted; for a healthy run, whether they name no bottleneck."""
     accepted = ACCEPTED[tool]
     if kind is None:
         return not any(finding in accepted and finding not in HEALTHY_TOO for finding in findings)
@@ -138,10 +138,10 @@ def right(tool: str, findings: list[str], kind: str | None) -> bool:
 
 
 def cells(ours: Measurements, kind: str | None, traceml: Path, gpuprof: Path) -> list[str]:
-    """Two cells a tool: what it finds in a run, and whether that leads to what was planted.
+    """Two cells per tool: its findings in a run, and whether they lead to what was planted.
 
     Args:
-        traceml, gpuprof: the folders of the runs that they watched.
+        traceml, gpuprof: the folders of the runs they watched.
     """
     found = {
         "TraceML": traceml_findings(traceml / "logs"),
@@ -156,7 +156,7 @@ def cells(ours: Measurements, kind: str | None, traceml: Path, gpuprof: Path) ->
 
 
 def traceml_findings(logs: Path) -> list[str]:
-    """TraceML's run-level finding, and what it says of memory."""
+    """TraceML's run-level finding, and its finding on memory."""
     [file] = logs.glob("*/final_summary.json")
     summary = json.loads(file.read_text())
     kinds = [summary["primary_diagnosis"].get("kind")]
@@ -165,7 +165,7 @@ def traceml_findings(logs: Path) -> list[str]:
 
 
 def debugger_findings(found: Measurements) -> list[str]:
-    """Which of Debugger's rules fire. A sample counts as its 500 ms sample, so that their patience means what it meant."""
+    """Debugger's rules that fire. Each sample counts as a 500 ms one, so that their patience keeps its meaning."""
     cores = [_values(series) for host in found.hosts.values() for series in host.cores.values()]
     waits = [_values(series) for host in found.hosts.values() for series in host.io_wait.values()]
     gpus = [_values(series) for host in found.hosts.values() for series in host.gpus.values()]
@@ -186,7 +186,7 @@ def debugger_findings(found: Measurements) -> list[str]:
 
 
 PATIENCE = 1000
-"""Samples before a rule speaks: 500 s at 500 ms."""
+"""Samples before a rule may fire: 500 s at 500 ms."""
 
 
 def _values(series: Series) -> np.ndarray:
@@ -194,7 +194,7 @@ def _values(series: Series) -> np.ndarray:
 
 
 def _starved(busy: list[np.ndarray], gpus: list[np.ndarray], threshold: float) -> bool:
-    """In over half of the samples some core lies above the threshold while some GPU lies below 10 %."""
+    """In over half of the samples some core is above the threshold while some GPU is below 10 %."""
     if not busy or not gpus:
         return False
     length = min(len(values) for values in (*busy, *gpus))
@@ -242,7 +242,7 @@ def _distance(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def _step_outliers(found: Measurements) -> bool:
-    """More than ten steps, of more than a hundred, lie three standard deviations above the mean."""
+    """More than ten steps, of more than a hundred, are three standard deviations above the mean."""
     for steps in found.ranks:
         each = np.repeat(np.nan_to_num(steps.seconds["step"]), windows.counts(steps).astype(int))
         if len(each) > 100 and (each > each.mean() + 3 * each.std()).sum() > 10:

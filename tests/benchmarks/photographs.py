@@ -1,4 +1,4 @@
-"""Channels of JPEG files like those of the web and of cameras, made of scikit-learn's photographs."""
+"""Channels of JPEG files like those from the web and from cameras, made from scikit-learn's photographs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from PIL import Image
 
 SMALL, LARGE = (400, 300), (1600, 1200)
 QUALITY = {SMALL: 96, LARGE: 92}
-"""Pillow's, so that small files come near to ImageNet's 4.7 bits a pixel (138 GB of 1.28 million, of 181,500 pixels), and large ones
-have the 2.6 of a camera's."""
+"""Pillow's, so that small files come near ImageNet's 4.7 bits per pixel (138 GB for 1.28 million, of 181,500 pixels), and large ones
+have a camera's 2.6."""
 PHOTOGRAPHS = Path(sklearn.__file__).parent / "datasets" / "images"
 NAMES = ("china.jpg", "flower.jpg")
 
 
 def part_of_a_photograph(rng: random.Random) -> Image.Image:
-    """400 x 300 pixels, scaled from a part of 40 to 95 % of a photograph's width."""
+    """400 x 300 pixels, resized from a part with 40 to 95 % of a photograph's width."""
     image = Image.open(PHOTOGRAPHS / rng.choice(NAMES))
     wide = round(image.width * rng.uniform(0.4, 0.88))
     high = wide * 3 // 4
@@ -29,7 +29,7 @@ def part_of_a_photograph(rng: random.Random) -> Image.Image:
 
 
 def write_images(root: Path, size: tuple[int, int], different: int, count: int) -> None:
-    """A channel of so many JPEGs, of which so many are different and the others links to them."""
+    """A channel of `count` JPEGs: `different` distinct ones, and links to them."""
     rng, folder = random.Random(0), root / "photographs"
     folder.mkdir(parents=True)
     for number in range(different):
@@ -43,7 +43,7 @@ def write_images(root: Path, size: tuple[int, int], different: int, count: int) 
 
 
 def some_of(root: Path, count: int) -> Path:
-    """The first so many images of a channel, as one of its own: a round is then an epoch, and what was made ahead is used in it."""
+    """The first `count` images of a channel as their own channel: a round is then an epoch, and what was prefetched is used in it."""
     folder = root.with_name(f"{root.name}-{count}") / "photographs"
     if not folder.exists():
         folder.mkdir(parents=True)
@@ -53,5 +53,5 @@ def some_of(root: Path, count: int) -> Path:
 
 
 def bits_a_pixel(root: Path, size: tuple[int, int]) -> float:
-    """Of the files of a channel, on average."""
+    """Of a channel's files, on average."""
     return 8 * statistics.mean(file.stat().st_size for file in root.rglob("*.jpg")) / (size[0] * size[1])

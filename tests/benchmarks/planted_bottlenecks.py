@@ -1,14 +1,14 @@
 """Trains with a bottleneck of each kind planted, diagnoses the run, applies the fix and trains again. `make bench-planted`.
 
-The table says what was planted, the top finding, the gain that it expects, what the fix brought, and whether that is inside the range.
-Kinds that only a GPU shows run on the simulated accelerator. At the end stand the figures that launcher/insight/calibration.yaml takes. A
+The table lists what was planted, the top finding, its expected gain, the fix's gain, and whether that is inside the range.
+Kinds that only a GPU shows run on the simulated accelerator. Last come the figures for launcher/insight/calibration.yaml. A
 run takes some 10 to 50 s; name kinds to run only those:
 
     .venv/bin/python tests/benchmarks/planted_bottlenecks.py too_many_workers teacher_bound
 
 `make bench-planted-others` gives the harsher form of each kind, and the healthy runs, to TraceML, gpuprof and Debugger's rules too.
-`make bench-planted-busy` diagnoses all runs while another program has a core all the time, `--found-only` without one. Runs that were kept
-are judged again in a minute, after a change of the rules for example:
+`make bench-planted-busy` diagnoses all runs while another program keeps a core busy, `--found-only` without one. Kept runs are
+judged again in a minute, for example after a change of the rules:
 
     .venv/bin/python tests/benchmarks/planted_bottlenecks.py --busy 1 --runs kept
     .venv/bin/python tests/benchmarks/planted_bottlenecks.py --busy 1 --again kept
@@ -53,13 +53,13 @@ from launcher.show.table import Table
 ENTRYPOINTS = Path(__file__).parents[2] / "entrypoints"
 
 SERVERS_END_SECONDS = 120
-"""For hosts that prepare images, after the one that trains, with a part of a core."""
+"""Timeout for hosts that prepare images, after the trainer has ended, with a part of a core."""
 
 
 def train(
     case: Case, settings: Mapping[str, Any], plant: str, data: Path, teacher: Path | None, name: str, tool: str = ""
 ) -> Path:
-    """One run, watched by us or by another tool; returns its folder, which has that name."""
+    """One run, watched by us or by another tool; returns its folder, of that name."""
     folder = data.parent / name
     folder.mkdir()
     script, kind = ("train_kd", DistillationSettings) if case.distils else ("train_classifier", ClassifierSettings)
@@ -111,7 +111,7 @@ def train(
 
 @contextlib.contextmanager
 def servers(count: int, folder: Path, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Hosts that prepare the images of a run, from its start to its end; what the run's environment has besides."""
+    """Hosts that prepare a run's images, from its start to its end; yields the run's additional environment."""
     if not count:
         yield {}
         return
@@ -160,7 +160,7 @@ def base(case: Case) -> dict[str, Any]:
 
 
 def changed(case: Case, top: Finding) -> Mapping[str, Any] | None:
-    """The settings of the run after the fix; None: there is nothing to apply."""
+    """The run's settings after the fix; None: there is nothing to apply."""
     if case.fixed is not None:
         return case.fixed
     keys = top.fixes[0].keys
@@ -169,14 +169,14 @@ def changed(case: Case, top: Finding) -> Mapping[str, Any] | None:
 
 
 def whole(run: Diagnosis) -> float:
-    """Seconds of a run with its start, which counts in no speed."""
+    """Seconds of a run including its start, which counts in no speed."""
     start = start_seconds(run.evidence)
     assert start is not None, "the scripts record it"
     return start + run.evidence.training_seconds
 
 
 def row(case: Case, data: Path, teacher: Path | None, options: argparse.Namespace) -> Row | list[str]:
-    """What was planted, what was found and gained; with `--others` what all tools find."""
+    """What was planted, found and gained; with `--others`, what all tools find."""
     name = name_of(case)
     folder = data.parent / f"{name}-before"
     if not options.again:
@@ -198,7 +198,7 @@ def row(case: Case, data: Path, teacher: Path | None, options: argparse.Namespac
         after_case = replace(case, servers=int(str(top.fixes[0].value).split()[0]))  # "2 hosts that serve instead of 1"
         try:
             after = Diagnosis(read(str(train(after_case, base(case), case.plant, data, teacher, f"{name}-after"))))
-        except RuntimeError as error:  # this machine cannot start them; what was found stands
+        except RuntimeError as error:  # this machine cannot start them; the finding stands
             print(error, file=sys.stderr)
             return found
         return with_gain(found, top.gain, before, after)
@@ -212,7 +212,7 @@ def row(case: Case, data: Path, teacher: Path | None, options: argparse.Namespac
     after = Diagnosis(read(str(train(case, fixed, plant, data, teacher, f"{name}-after"))))
     if case.kind == "slow_start":
         return replace(found, gain=top.gain, obtained=Ratio(whole(before) / whole(after), None, None))
-    if case.kind == "cpu_throttled":  # that the runs have other cores is what was fixed
+    if case.kind == "cpu_throttled":  # the fix is that the runs have other cores
         return replace(found, gain=top.gain, obtained=Comparison(before, after).measured)
     return with_gain(found, top.gain, before, after)
 
@@ -236,7 +236,7 @@ def row_on_a_device(case: OnADevice, data: Path, options: argparse.Namespace) ->
     if fixed is None or top is None or top.gain is None:
         return found
     after = Diagnosis(read(str(watched(SIMULATED, fixed, data, f"{name}-after"))))
-    if case.kind == NEIGHBOUR:  # that other programs leave the runs other cores is what was fixed
+    if case.kind == NEIGHBOUR:  # the fix is that other programs leave the runs other cores
         return replace(found, gain=top.gain, obtained=Comparison(before, after).measured)
     return with_gain(found, top.gain, before, after)
 
@@ -305,7 +305,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def neighbours(count: int) -> Iterator[None]:
-    """Programs outside the runs, each of which computes all the time."""
+    """Programs outside the runs, each computing all the time."""
     computing = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
@@ -316,7 +316,7 @@ def neighbours(count: int) -> Iterator[None]:
 
 
 def name_of(case: Case | OnADevice) -> str:
-    """Of a run's folder, without which of its runs it is."""
+    """Name of a case's run folders, without the suffix of a single run."""
     where = "simulated-" if isinstance(case, OnADevice) else ""
     return where + re.sub(r"[^a-z0-9_.]+", "-", f"{case.kind or 'healthy'}-{case.form}".lower())
 

@@ -1,4 +1,4 @@
-"""The bottlenecks that planted_bottlenecks.py plants: their code, and the runs with a milder and a harsher form of each."""
+"""The bottlenecks that planted_bottlenecks.py plants: their code, and runs with a milder and a harsher form of each."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ BASE = {
 """A small model on photographs of 500 by 375 pixels."""
 
 HEAVY = {"model": "resnet18", "image_size": 128, "max_steps": 30}
-"""So much arithmetic that nothing else shows."""
+"""So much compute that nothing else shows."""
 
 TEACHER = {"model": "resnet34"}
 
 DISTILS = {"image_size": 64, "epochs": 10, "max_steps": 120, "images_per_class": 38}
-"""So many epochs that a cache of the teacher's answers is read more often than it is filled."""
+"""So many epochs that a cache of the teacher's answers is read more often than filled."""
 
 SERVED = {"worker_type": "remote", "without_servers": "fail", "augmentation_load": 1}
-"""Images that other hosts prepare, and none of them the training process."""
+"""Images prepared by other hosts, none by the training process."""
 
-# What is planted in code runs before the script. Each patches one place, and says by its numbers how harsh it is.
+# Code plants run before the script. Each patches one place; its numbers set how harsh it is.
 PYTHON_IN_THE_LOOP = """
 import time
 from training.engine import loop
@@ -122,7 +122,7 @@ else:
 """
 QUOTA = GROUP + LIMIT
 SERVERS_COME_SECONDS = 300
-"""From the trainer's first step on; several Ray nodes that start on one core are given up by Ray itself before."""
+"""From the trainer's first step on; Ray itself gives up earlier on several nodes that start on one core."""
 SERVERS_OF_A_PART_OF_A_CORE = f"""
 import json, os, pathlib, threading, time
 all_serve = pathlib.Path(os.environ["SM_OUTPUT_DATA_DIR"], "all-serve")
@@ -153,14 +153,14 @@ else:
         return train(*arguments)
     Pool.__init__, loop.train = kept, when_all_serve
 """
-"""The host that trains has the first core. Those that prepare its images share the second one, of which each has a quota from when
-training begins. It begins when all of them serve, since Ray starts slowly on a part of a core."""
+"""The trainer has the first core. The hosts that prepare its images share the second, of which each has a quota once training
+begins. It begins when all of them serve, since Ray starts slowly on a part of a core."""
 CONTROL_GROUPS = ["/sys/fs/cgroup/cpu", "/sys/fs/cgroup"]
-"""Where the CPU's quotas are set: version 1, version 2."""
+"""Where CPU quotas are set: version 1, version 2."""
 
 
 def photographs(folder: Path, train: int = 40, held_out: int = 20) -> None:
-    """10 classes of images, about as detailed as photographs are."""
+    """10 classes of images, about as detailed as photographs."""
     random = np.random.default_rng(0)
     for part, each in (("train", train), ("validation", held_out)):
         for label in range(10):
@@ -176,7 +176,7 @@ def photographs(folder: Path, train: int = 40, held_out: int = 20) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """One run with something planted; `kind` is the finding that is right, None for a healthy one."""
+    """One run with something planted; `kind` is the right finding, None for a healthy run."""
 
     kind: str | None
     form: str
@@ -185,18 +185,18 @@ class Case:
     """Python that runs before the script."""
     ranks: int = 1
     threads: int | None = None
-    """Of each process's arithmetic; None: torch's choice."""
+    """Of each process's compute; None: torch's choice."""
     fixed: Mapping[str, Any] | None = None
-    """Settings in place of the finding's fix, where that is a change of code, of the disk or of the host. {}: nothing but the plant is
-    removed, which is that change."""
+    """Settings in place of the finding's fix, if that changes code, the disk or the host. {}: only the plant is removed, which is that
+    change."""
     distils: bool = False
     checkpoints: bool = False
     servers: int = 0
-    """Hosts that prepare the images, as processes of this machine; the fix is another number of them."""
+    """Hosts that prepare the images, as processes on this machine; the fix is another number of them."""
 
     @property
     def sets_a_quota(self) -> bool:
-        """Whether only root can run it."""
+        """Whether it needs root."""
         return "cpu.max" in self.plant
 
 

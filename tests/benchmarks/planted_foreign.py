@@ -1,5 +1,5 @@
-"""Bottlenecks planted in training scripts that know nothing of the kit: plain PyTorch, Lightning, transformers.Trainer, and plain PyTorch
-on a simulated accelerator. Each is run by `launcher watch` and judged by `launcher diagnose`: is the top finding right, and the line that
+"""Bottlenecks planted in training scripts that do not use the kit: plain PyTorch, Lightning, transformers.Trainer, and plain PyTorch
+on a simulated accelerator. `launcher watch` runs and `launcher diagnose` judges each: is the top finding right, and the line that
 it names? `make bench-planted-foreign`.
 
 A run takes some 15 to 60 s; name kinds, and frameworks, to run only those:
@@ -30,7 +30,7 @@ from launcher.show.table import Table
 LAUNCHER = (sys.executable, "-m", "launcher")
 
 BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
-"""A program that fills a core until its parent ends, however that ends."""
+"""A program that keeps a core busy until its parent ends, in whatever way."""
 
 
 def command(framework: str, case: Case, data: Path) -> list[str]:
@@ -56,7 +56,7 @@ def options_of(case: Case) -> list[str]:
 
 @contextlib.contextmanager
 def neighbours(number: int) -> Iterator[None]:
-    """Processes outside the run, each of which would fill a core. The kernel shares cores among sessions first (autogroup)."""
+    """Processes outside the run that would each fill a core. The kernel shares cores among sessions first (autogroup)."""
     busy = [subprocess.Popen([sys.executable, "-c", BUSY], start_new_session=True) for _ in range(number)]
     try:
         yield
@@ -67,7 +67,7 @@ def neighbours(number: int) -> Iterator[None]:
 
 
 def watched(framework: str, case: Case, data: Path, name: str) -> Path:
-    """The folder of a run, watched."""
+    """The folder of a watched run."""
     place = data.parent / name
     place.mkdir()
     threads = {"OMP_NUM_THREADS": str(case.threads)} if case.threads else {}
@@ -94,7 +94,7 @@ def watched_by(tool: str, case: Case, data: Path, name: str) -> Path:
 
 
 def findings(framework: str, case: Case, data: Path, name: str) -> list[dict[str, Any]]:
-    """What the diagnosis of a watched run finds, the worst first."""
+    """The findings in a watched run, worst first."""
     run = watched(framework, case, data, name)
     return json.loads(_done([*LAUNCHER, "diagnose", str(run), "--json"], run))["findings"]
 
@@ -123,7 +123,7 @@ def code_at(framework: str, file: str, line: int) -> str:
 
 
 def row(framework: str, case: Case, data: Path, name: str, tell: bool) -> list[str]:
-    """What was planted, what was found, and the line that it names."""
+    """What was planted, what was found, and the line it names."""
     found = findings(framework, case, data, name)
     if case.kind != "noisy_neighbour":  # what else runs on this machine was not planted
         found = [one for one in found if one["kind"] != "noisy_neighbour"]

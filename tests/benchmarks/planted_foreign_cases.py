@@ -1,4 +1,4 @@
-"""The bottlenecks that planted_foreign.py plants in scripts that know nothing of the kit, by the scripts' arguments."""
+"""The bottlenecks that planted_foreign.py plants in scripts that do not use the kit, by the scripts' arguments."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ FRAMEWORKS = {
 """The framework -> its script."""
 
 LIGHT = {"model": "mobilenet_v3_small", "size": 96, "steps": 60}
-"""A model that waits for costly images."""
+"""A model that waits for expensive images."""
 
 HEAVY = {"model": "resnet18", "size": 112, "batch-size": 16, "steps": 25}
-"""So much arithmetic that nothing else shows, in one epoch: where a second one starts its workers, the process copies its memory."""
+"""So much compute that nothing else shows, in one epoch: when a second one starts its workers, the process copies its memory."""
 
 GROWING = {**HEAVY, "workers": 0, "size": 192, "steps": 40}
-"""Long enough steps for memory to be filled beside them."""
+"""Steps long enough for memory to be filled beside them."""
 
 EXCHANGING = {"size": 32, "batch-size": 4, "steps": 60, "optimizer": "sgd"}
-"""Small batches of small images, and an optimizer that takes no time: what is left is the exchange."""
+"""Small batches of small images, and an optimizer that takes no time, so that the exchange remains."""
 
 _LOADER = {**dict.fromkeys(FRAMEWORKS, "loader = DataLoader("), "trainer": "trainer.train()"}
 _HELD_OUT = {**_LOADER, "plain": "held_out = DataLoader(", "lightning": "held_out = DataLoader("}
@@ -50,27 +50,27 @@ LINES: Mapping[str, Mapping[str, str | tuple[str, ...]]] = {
     "storage_bound": dict.fromkeys(FRAMEWORKS, "def __getitem__("),
     "main_thread_bound": dict.fromkeys(FRAMEWORKS, ("sum(range(1000))", "while time.perf_counter() < until:")),
 }
-"""How the line begins that a finding must name, by framework: where one does the work itself, the call of it. For other kinds none is
-to blame."""
+"""How the line that a finding must name begins, by framework: if the framework does the work itself, the call of it. For other kinds,
+no line is to blame."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One run with something planted; `kind` is the finding that is right, None for a healthy one."""
+    """One run with something planted; `kind` is the right finding, None for a healthy run."""
 
     kind: str | None
     form: str
     arguments: Mapping[str, object] = field(default_factory=dict)
     ranks: int = 1
     threads: int | None = None
-    """Of each process's arithmetic; None: torch's choice."""
+    """Of each process's compute; None: torch's choice."""
     neighbours: int = 0
     """Processes outside the run that take a core each."""
     fixed: Mapping[str, object] | None = None
-    """Arguments in place of the finding's fix, where that is a line of the script or another program; None: its setting."""
+    """Arguments in place of the finding's fix, if that is a line of the script or another program; None: its setting."""
 
     def after(self, fix: Fix) -> Case | None:
-        """The run with a finding's fix, of as many images; None: the script has no argument for it."""
+        """The run with a finding's fix, with as many images; None: the script has no argument for it."""
         change = self.fixed
         if change is None and fix.setting in ARGUMENTS:
             change = {ARGUMENTS[fix.setting]: fix.value}

@@ -1,4 +1,4 @@
-"""What a planted run's fix brought beside what its finding expected, and how far all of them are off."""
+"""The gain of a planted run's fix beside the gain that its finding expected, and how far all of them are off."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GAINED = ["speed-up expected", "obtained", "inside"]
 NEIGHBOUR = "noisy_neighbour"
 
 LOOSE = 2.0
-"""Times the obtained speed-up from which a bound is loose."""
+"""Multiple of the obtained speed-up from which a bound is loose."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Row:
     obtained: Ratio | None = None
     comparable: bool = True
     neighbour_first: bool = False
-    """Whether what comes before all is who else has the training thread's core."""
+    """Whether the first finding is that others have the training thread's core."""
     neighbour_alone: bool = False
-    """Whether that is all that was found."""
+    """Whether that is the only finding."""
 
     @property
     def right(self) -> bool:
@@ -56,7 +56,7 @@ class Row:
 
 
 def first_finding(diagnosis: Diagnosis, *, outside: bool = False) -> Finding | None:
-    """The top finding; but for `outside`, without other programs on this machine, which were not planted."""
+    """The top finding; unless `outside`, without other programs on this machine, which were not planted."""
     kept = (one for one in diagnosis.findings if outside or one.kind != NEIGHBOUR)
     return next(kept, None)
 
@@ -69,7 +69,7 @@ def found_in(diagnosis: Diagnosis, planted: str | None, form: str, *, outside: b
 
 
 def with_gain(row: Row, gain: Gain, before: Diagnosis, after: Diagnosis) -> Row:
-    """A row with what the fix brought."""
+    """A row with the fix's gain."""
     both = Comparison(before, after)
     return replace(row, gain=gain, obtained=both.speedup or both.measured, comparable=both.speedup is not None)
 
@@ -78,7 +78,7 @@ def summary(rows: Sequence[Row], *, busy: bool = False) -> str:
     """How many findings were right, how far gains were off, and the pairs for launcher/insight/calibration.yaml.
 
     Args:
-        busy: a program outside the runs was planted beside all of them, and is what slows some most.
+        busy: a program outside the runs was planted beside all of them, and slows some most.
     """
     healthy = [row for row in rows if row.planted is None]
     kinds = {row.planted for row in rows if row.planted is not None}
@@ -122,7 +122,7 @@ def summary(rows: Sequence[Row], *, busy: bool = False) -> str:
 
 
 def widths(rows: Sequence[Row]) -> list[float]:
-    """Half the relative widths of all ranges: one that holds everything says nothing."""
+    """Half the relative widths of all ranges: a range that includes everything says nothing."""
     known = [row.gain.expected for row in rows if row.gain is not None and row.gain.expected is not None]
     return [math.sqrt(one.high / one.low) - 1 for one in known if one.low is not None and one.high is not None]
 

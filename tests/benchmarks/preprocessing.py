@@ -1,15 +1,15 @@
 """What an image costs on the CPU: `preprocessing: cpu` beside torchvision, NVIDIA DALI and bare decoding. `make bench-input`.
 
-All read JPEG files, cut a random part (RandomResizedCrop), scale it to 224 x 224, mirror half of them and make uint8 batches;
-normalisation is apart, in a table of its own. The ways take turns, each in a process of its own, round after round: CPU time with
-one worker, as each has it (DataLoader's are processes, ours and DALI's threads), then images/s with two. The files are parts of
-scikit-learn's photographs, scaled as photographs on the web are: 400 x 300 pixels, and 1600 x 1200 pixels of sixteen of these.
+All read JPEG files, crop a random part (RandomResizedCrop), resize it to 224 x 224, flip half of them and make uint8 batches;
+normalisation has its own table. The pipelines take turns, each in its own process, round after round: CPU time with one worker
+of each pipeline's kind (DataLoader's are processes, ours and DALI's threads), then images/s with two. The files are parts of
+scikit-learn's photographs, scaled like photographs on the web: 400 x 300 pixels, and 1600 x 1200 pixels of sixteen of these.
 
-torchvision's way is that of aws-samples/sagemaker-cv-preprocessing-training-performance: ImageFolder with Pillow, and as its
+torchvision's pipeline is that of aws-samples/sagemaker-cv-preprocessing-training-performance: ImageFolder with Pillow, and as its
 augmentation load HorizontalFlip, VerticalFlip and RandomRotation(5), nearest neighbours, N times; ours are bilinear. DALI's is
-its own reader, decoder with a random crop, resize and flip (`dali_path.plain`), where DALI is installed. SPDL's is its pipeline of
-threads, in which FFmpeg decodes, crops, scales and mirrors; Debian's FFmpeg is `apt-get install libavfilter8 libavdevice59`. FFCV's is its
-loader with a file of its own, in which the images are JPEGs again, of the same size to a few percent; it is built from its source with
+its own reader, decoder with a random crop, resize and flip (`dali_path.plain`), if DALI is installed. SPDL's is its pipeline of
+threads, in which FFmpeg decodes, crops, scales and flips; Debian's FFmpeg is `apt-get install libavfilter8 libavdevice59`. FFCV's is its
+loader with a file of its own, which holds the images as JPEGs again, of the same size to a few percent; it is built from source with
 `apt-get install --no-install-recommends libopencv-dev libturbojpeg0-dev pkg-config`.
 """
 
@@ -55,14 +55,14 @@ DALI, SMOOTH = "DALI on the CPU", "the same, smooth chroma"
 SPDL, FFCV, LOADER = "SPDL", "FFCV", "cpu, a loader process"
 
 AHEAD = 6
-"""Batches that are taken before the wall's clock starts: more than any of the ways makes ahead."""
+"""Batches taken before the wall clock starts: more than any of the pipelines prefetches."""
 
 PARTS = ("small", "small-wall", "small-load", "small-composed", "large", "large-wall", "normalisation", "fidelity")
 
 FORKED = multiprocessing.get_context("fork")
 
 Way = Iterator[int]
-"""Each `next` makes one batch, and says how many images it has."""
+"""Each `next` makes one batch, and returns its number of images."""
 
 
 # -- ways --------------------------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def by_torchvision(root: Path, workers: int = 0, load: int = 0, bilinear: bool =
 
 
 def bare_decoding(root: Path, cut: bool = False) -> Way:
-    """Files read and decoded whole, by what the fast path decodes with, and nothing else; or with `cut` a random crop resized too."""
+    """Only reads and fully decodes files, with the fast path's decoder; with `cut`, also resizes a random crop."""
     decode, rng = find_decoder()[0], random.Random(0)
     files = sorted(root.rglob("*.jpg"))
     for first in itertools.cycle(range(0, len(files) - BATCH + 1, BATCH)):
@@ -150,7 +150,7 @@ def by_spdl(root: Path, threads: int = 1) -> Way:
 
     files = sorted(root.rglob("*.jpg"))
     batches = [tuple(files[first : first + BATCH]) for first in range(0, len(files) - BATCH + 1, BATCH)]
-    # whole batches, as in its examples: to hand over image by image takes longer than decoding
+    # whole batches, as in its examples: handing over image by image takes longer than decoding
     pipeline = (
         PipelineBuilder()
         .add_source(itertools.cycle(batches))
@@ -196,7 +196,7 @@ def by_ffcv(root: Path, threads: int = 1) -> Way:
 
 
 def _beton(root: Path) -> Path:
-    """FFCV's file of a folder's images, as JPEGs of the quality that `write_images` gives them."""
+    """FFCV's file of a folder's images, as JPEGs with the quality of `write_images`."""
     from ffcv.fields import RGBImageField
     from ffcv.writer import DatasetWriter
 
@@ -228,7 +228,7 @@ def has_ffcv() -> bool:
 
 
 class Contestant:
-    """A way in a process of its own, so that each has its own memory allocator and pays for what it makes ahead."""
+    """A pipeline in its own process, so that each has its own memory allocator and pays for what it prefetches."""
 
     def __init__(self, make: Callable[..., Way], *arguments: Any, **named: Any):
         self._pipe, theirs = FORKED.Pipe()
@@ -236,7 +236,7 @@ class Contestant:
         self._process.start()
 
     def measure(self, batches: int, before: int) -> tuple[float, float]:
-        """Seconds of CPU and wall time an image, over so many batches; begun after so many others without a pause, or at rest."""
+        """Seconds of CPU and wall time per image over `batches`, started right after `before` others, or from rest if 0."""
         self._pipe.send((batches, before))
         return self._pipe.recv()
 
@@ -263,14 +263,14 @@ def _computed() -> float:
     """Seconds of CPU time of this process and of its workers, all threads."""
     seconds = time.process_time()
     for worker in psutil.Process().children(recursive=True):
-        # by the scheduler, which counts nanoseconds; what else there is counts ticks
+        # by the scheduler, which counts nanoseconds; everything else counts ticks
         for thread in Path(f"/proc/{worker.pid}/task").iterdir():
             seconds += int((thread / "schedstat").read_text().split()[0]) / 1e9
     return seconds
 
 
 def _rest() -> None:
-    """Until no thread and no worker of this process computes any more."""
+    """Wait until no thread or worker of this process computes any more."""
     while True:
         before = _computed()
         time.sleep(0.03)
@@ -279,11 +279,11 @@ def _rest() -> None:
 
 
 def measure(ways: Mapping[str, Contestant], images: int, rounds: int, *, wall: bool = False) -> dict[str, list[float]]:
-    """Seconds an image of each way, in each round; in each round another one is first.
+    """Seconds per image of each pipeline in each round; each round starts with another one.
 
     Args:
-        images: of each way in a round, a multiple of BATCH.
-        wall: by the clock on the wall, while batches flow. Else of CPU time, from rest to rest, over a whole epoch.
+        images: of each pipeline in a round, a multiple of BATCH.
+        wall: by the wall clock, while batches flow. Else CPU time, from rest to rest, over a whole epoch.
     """
     batches, names, found = images // BATCH, [*ways], {name: [] for name in ways}
     for way in ways.values():
@@ -302,12 +302,12 @@ def median_of(values: list[float]) -> float:
 
 
 def versus(first: list[float], second: list[float]) -> str:
-    """How many times as long the first took, and the quartiles over the rounds."""
+    """Ratio of the first to the second, and its quartiles over the rounds."""
     return "{:.2f} ({:.2f} to {:.2f})".format(*ratio(first, second))
 
 
 def cost_of_a_view(root: Path, images: int, rounds: int) -> str:
-    """CPU time an image with one worker, as each has it: DataLoader's are processes, ours and DALI's threads."""
+    """CPU time per image with one worker of each kind: DataLoader's are processes, ours and DALI's threads."""
     ways = {
         OURS: Contestant(ours, root, 1),
         TORCHVISION: Contestant(by_torchvision, root, 1),
@@ -330,7 +330,7 @@ def cost_of_a_view(root: Path, images: int, rounds: int) -> str:
 
 
 def speed_of_two(root: Path, images: int, rounds: int) -> str:
-    """Images/s by the clock on the wall, two workers each."""
+    """Images/s by the wall clock, two workers each."""
     ways = {
         "cpu, 2 threads": Contestant(ours, root, 2, "threads"),
         "cpu, 2 processes": Contestant(ours, root, 2, "processes"),
@@ -353,7 +353,7 @@ def speed_of_two(root: Path, images: int, rounds: int) -> str:
 def cost_of_the_load(
     root: Path, images: int, rounds: int, only: str | None = None, loads: tuple[int, ...] = LOADS
 ) -> str:
-    """CPU time an image with so many rounds of mirroring and turning before the crop; by all ways, or only one."""
+    """CPU time per image with N rounds of flips and rotation before the crop; for all pipelines, or only one."""
     makers: dict[str, Callable[[int], Contestant]] = {
         TORCHVISION: lambda load: Contestant(by_torchvision, root, 1, load=load),
         "torchvision, bilinear": lambda load: Contestant(by_torchvision, root, 1, load=load, bilinear=True),
@@ -371,7 +371,7 @@ def cost_of_the_load(
 
 
 def cost_of_normalisation(rounds: int) -> str:
-    """CPU time an image to float32 with a mean and a standard deviation: image by image as torchvision has it, and a batch."""
+    """CPU time per image to float32 with a mean and a standard deviation: image by image like torchvision, and by batch."""
     from torchvision import transforms
 
     image = Image.open(PHOTOGRAPHS / NAMES[0]).resize((SIZE, SIZE))
@@ -398,7 +398,7 @@ def cost_of_normalisation(rounds: int) -> str:
 
 
 def fidelity(crops: int) -> str:
-    """PSNR of the fast path's views against the reference's, in dB: the whole photograph, random crops' least and median."""
+    """PSNR of the fast path's views against the reference's, in dB: whole photograph, random crops' minimum and median."""
     reference, fast = ReferencePreprocessor(), FastPreprocessor()
     rows = [("dB", "224 px, whole", "224 px, crops", "224 px of 2 MP, crops", "64 px, crops")]
     for name in NAMES:

@@ -2,8 +2,8 @@
 
     python tests/benchmarks/reading.py [--minutes 60] [--week]
 
-It writes files as SageMaker's agent does for a host of 96 cores and 8 GPUs at 500 ms (one file a minute, 218 lines a sample) and
-reads them with `launcher.insight.measurements.read` in a process of its own, beside smdebug's way: each line by itself.
+It writes files as SageMaker's agent does for a host with 96 cores and 8 GPUs at 500 ms (one file per minute, 218 lines per sample) and
+reads them with `launcher.insight.measurements.read` in its own process, beside smdebug's method: line by line.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ print(json.dumps({"seconds": time.perf_counter() - began, "mib": resource.getrus
 
 
 def write(folder: Path, minutes: int, hosts: int = 1) -> tuple[int, int]:
-    """So many minutes of so many hosts; lines and bytes. Each minute's numbers are another's with other times."""
+    """Write `minutes` of `hosts` hosts; returns lines and bytes. Minutes share numbers and differ in their times."""
     source = random.Random(0)
     values = [[f"{source.uniform(0, 100):.2f}" for _ in SERIES] for _ in range(int(60 / INTERVAL))]
     lines = size = 0
@@ -88,7 +88,7 @@ def write(folder: Path, minutes: int, hosts: int = 1) -> tuple[int, int]:
 
 
 def measured(code: str, folder: Path) -> dict:
-    """What one of the programs above said, run in a process of its own."""
+    """The output of one of the programs above, run in its own process."""
     command = [sys.executable, "-c", code, str(folder)]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     return json.loads(done.stdout)

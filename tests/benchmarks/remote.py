@@ -1,11 +1,11 @@
 """Images that another host prepares, on two cores: the server on one, the trainer on the other. `make bench-remote`.
 
-Both hosts are of this machine, 127.0.0.1 and 127.0.0.2, each with a Ray node of its own that is bound to its core. Images are
+Both hosts are on this machine, 127.0.0.1 and 127.0.0.2, each with its own Ray node bound to its core. Images are
 photographs of 500 x 375 pixels; views have 224. What is compared takes turns, round after round:
 
     server      images/s of a server, beside the same core without Ray: a process of one thread that keeps nothing
     trainer     what an image costs the trainer's core: in the process that takes the batches, and in Ray's own
-    scale       the same reckoned up to 1,024 training processes and 512 servers, with what a look at the servers takes of the head
+    scale       the same extrapolated to 1,024 training processes and 512 servers, with the cost of a server lookup on the head
     job         train_classifier.py on one core alone, and with a server on the other
     trainers    two trainers on one server, beside one: what each gets, byte for byte, and how fast
 
@@ -52,7 +52,7 @@ from remote_scale import GPUS, HOSTS, SERVERS, of_head, reckoned
 SIZE = 224
 
 AS_LOCAL, TRAINER_MS, SPEED_UP, SHARED = 0.95, 0.1, 1.6, 0.9
-"""Targets: a server's images/s over its core's alone; CPU milliseconds an image; a job's speed-up; two trainers' images/s over one's."""
+"""Targets: a server's images/s over its core's alone; CPU ms per image; a job's speed-up; two trainers' images/s over one's."""
 
 PARTS = ("server", "trainer", "scale", "job", "trainers")
 
@@ -69,10 +69,10 @@ JOB = {
     "evaluate_every": 100_000,
     "learning_rate": 1e-4,
 }
-"""Its images take longer than its model, by a little: so both cores have work."""
+"""Its images take slightly longer than its model, so both cores have work."""
 
 WARM_STEPS = 40
-"""Of a job, before its speed counts: Ray's agents still start meanwhile."""
+"""Before a job's speed counts: Ray's agents are still starting."""
 
 Row = tuple[str, str, str, str]
 
@@ -90,7 +90,7 @@ def spread(first: Sequence[float], second: Sequence[float]) -> str:
 
 @dataclass(frozen=True)
 class Flow:
-    """What was measured of a server and one trainer, round by round."""
+    """Measurements of a server and one trainer, round by round."""
 
     served: list[Measured]
     own: list[Measured]
@@ -99,7 +99,7 @@ class Flow:
     """A bare socket's two ends."""
     received: list[Measured]
     rest: Measured
-    """Nothing is asked."""
+    """Without requests."""
 
 
 def flow_of(data: Path, port: int, asked: argparse.Namespace) -> Flow:
@@ -113,7 +113,7 @@ def flow_of(data: Path, port: int, asked: argparse.Namespace) -> Flow:
             works = [(served, first), (own, here)]
             for found, child in works[:: 1 if number % 2 else -1]:
                 found.append(child.ask("flow", asked.batches))
-                time.sleep(1)  # what is on its way arrives
+                time.sleep(1)  # what is in flight arrives
             sender.send("flow", asked.batches), receiver.send("flow", asked.batches)
             sent.append(sender.answer()), received.append(receiver.answer())
             progress(f"round {number + 1} of {asked.rounds}")
@@ -172,7 +172,7 @@ def of_flow(flow: Flow) -> Iterator[Row]:
 
 
 def scale(flow: Flow, folder: Path) -> None:
-    """What these figures come to in a large cluster."""
+    """These figures extrapolated to a large cluster."""
     few, many = of_head(free_port(), folder)
     found = reckoned(
         few,
@@ -191,7 +191,7 @@ def middle(values: Iterator[float] | Sequence[float]) -> float:
 
 @contextmanager
 def hosts(data: Path, port: int, trainers: int) -> Iterator[list[Child]]:
-    """A process that is alone on the server's core, and the trainers; their servers are there as long as the context lasts."""
+    """A process alone on the server's core, and the trainers; their servers live as long as the context."""
     children = [Child(SERVER_CORE, alone, data, SIZE)]
     serving = Child(SERVER_CORE, serving_host, port, data)
     try:
@@ -208,7 +208,7 @@ def hosts(data: Path, port: int, trainers: int) -> Iterator[list[Child]]:
 
 @contextmanager
 def bare_sockets() -> Iterator[tuple[Child, Child]]:
-    """Two processes, joined by a TCP connection: the first sends, on the server's core, the second receives, on the trainer's."""
+    """Two processes joined by a TCP connection: the first sends on the server's core, the second receives on the trainer's."""
     port = free_port()
     sender = Child(SERVER_CORE, partial(bare_socket, sends=True), port, SIZE)
     receiver = Child(TRAINER_CORE, partial(bare_socket, sends=False), port, SIZE)
@@ -223,7 +223,7 @@ def bare_sockets() -> Iterator[tuple[Child, Child]]:
 
 
 def of_trainers(data: Path, port: int, asked: argparse.Namespace) -> Iterator[Row]:
-    """Two trainers, each with an epoch of its own, one after the other and both at once."""
+    """Two trainers, each with its own epoch, one after the other and both at once."""
     views, epochs = (1, 1001), asked.batches
     with hosts(data, port, trainers=2) as (here, *both):
         for child, view in zip(both, views):
@@ -293,7 +293,7 @@ def of_job(data: Path, port: int, asked: argparse.Namespace) -> Iterator[Row]:
 
 
 def train(data: Path, port: int, settings: Mapping[str, Any]) -> tuple[float, float, float]:
-    """Images/s after the first steps, the share of them that is waiting for images, and seconds of the whole run."""
+    """Images/s after the first steps, their share of waiting for images, and seconds of the whole run."""
     cores = {TRAINERS[0]: TRAINER_CORE} | ({SERVER: SERVER_CORE} if settings["worker_type"] == "remote" else {})
     groups = {name: {"instance_group_name": name, "hosts": [host]} for name, host in zip(("trainer", "servers"), cores)}
     with tempfile.TemporaryDirectory(dir=data.parent) as name:

@@ -1,4 +1,4 @@
-"""Hosts of a job with servers, each on one core of this machine: what benchmarks ask of them, and what their processes cost."""
+"""Hosts of a job with servers, each on one core of this machine: the benchmarks' requests to them, and their processes' cost."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TRAINERS, SERVER = ("127.0.0.1", "127.0.0.3"), "127.0.0.2"
 BATCH = 64
 
 AHEAD = 8
-"""Batches that are taken before a clock starts: more than are on their way to this one trainer."""
+"""Batches taken before a clock starts: more than are in flight to this one trainer."""
 
 START_SECONDS = 150.0
 
@@ -44,7 +44,7 @@ FORKED = multiprocessing.get_context("fork")
 
 
 def settings_of(size: int) -> LabelledImageSettings:
-    """Views as large jobs have them: a random crop, mirrored or not."""
+    """Views as large jobs have them: a random crop, flipped or not."""
     return LabelledImageSettings(image_size=size, global_batch_size=BATCH, min_crop_area=0.4, horizontal_flip=True)
 
 
@@ -63,7 +63,7 @@ class Cost:
     """CPU seconds of one host's processes."""
 
     process: float = 0.0
-    """Of the one that trains, or of the servers themselves."""
+    """Of the trainer, or of the servers themselves."""
     raylet: float = 0.0
     rest: float = 0.0
     """Of Ray's other processes."""
@@ -77,7 +77,7 @@ class Cost:
 
 
 def cost_of(node_process: int) -> Cost:
-    """What the processes of a host's node have computed until now; its servers are `process`."""
+    """CPU time of a host node's processes so far; its servers are `process`."""
     seconds = {"process": 0.0, "raylet": 0.0, "rest": 0.0}
     parent = psutil.Process(node_process)
     for one in (parent, *parent.children(recursive=True)):
@@ -91,7 +91,7 @@ def cost_of(node_process: int) -> Cost:
 
 @dataclass(frozen=True)
 class Measured:
-    """Images that flowed for a while."""
+    """A flow of images over a while."""
 
     images: int
     wall: float
@@ -108,7 +108,7 @@ class Measured:
 
 
 class Child:
-    """A process on one core, which answers one question after another."""
+    """A process on one core that answers one request after another."""
 
     def __init__(self, core: int, work: Callable[..., None], *arguments: Any):
         self._pipe, theirs = FORKED.Pipe()
@@ -138,7 +138,7 @@ def _on_core(core: int, work: Callable[..., None], pipe: Connection, *arguments:
 
 
 def serving_host(pipe: Connection, port: int, data: Path) -> None:
-    """A host that serves. Its first answer is the process of its node."""
+    """A host that serves. Its first answer is its node's process."""
     wait_for_head(groups_of(SERVER, port), START_SECONDS)
     os.environ["SM_CHANNEL_TRAIN"] = str(data / "train")
     with node(groups_of(SERVER, port), data.parent / "ray-server.log") as process:
@@ -162,7 +162,7 @@ def alone(pipe: Connection, data: Path, size: int) -> None:
 
 
 def trainer(pipe: Connection, host: str, port: int, data: Path, size: int) -> None:
-    """A host that trains, without training. What it is sent first is the process of the server's node."""
+    """A trainer's host, without the training. The first message to it is the process of the server's node."""
     groups, opened = groups_of(host, port), opened_from(data, size)
     with contextlib.ExitStack() as stack:
         if not groups.is_head:
@@ -221,7 +221,7 @@ def _between(images: int, before: tuple[Cost, Cost, float, float], after: tuple[
 
 
 def bare_socket(pipe: Connection, port: int, size: int, *, sends: bool) -> None:
-    """One end of a TCP connection that carries batches and nothing else: what any transport between hosts costs at least."""
+    """One end of a TCP connection that carries batches and nothing else: the minimum cost of any transport between hosts."""
     if sends:
         with socket.create_server((SERVER, port)) as listener:
             pipe.send(None)
@@ -250,7 +250,7 @@ def opened_from(data: Path, size: int) -> Opened:
 
 
 def endless(images: int) -> Iterator[list[SampleKey]]:
-    """Batches of an epoch after the other."""
+    """Batches of one epoch after another."""
     for view in itertools.count(1):
         yield from (
             [(view, index) for index in range(first, first + BATCH)] for first in range(0, images - BATCH + 1, BATCH)
@@ -258,7 +258,7 @@ def endless(images: int) -> Iterator[list[SampleKey]]:
 
 
 def some(images: int, count: int, view: int = 1) -> Iterator[list[SampleKey]]:
-    """A number of batches, of the views from one on."""
+    """`count` batches, from view `view` on."""
     return itertools.islice(([(each + view - 1, index) for each, index in draws] for draws in endless(images)), count)
 
 

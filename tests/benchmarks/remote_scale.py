@@ -1,4 +1,4 @@
-"""A thousand GPUs and five hundred servers, reckoned from what one head, one server and one trainer take here."""
+"""A thousand GPUs and five hundred servers, extrapolated from the cost of one head, one server and one trainer here."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from training.servers.pool import MOST_BYTES, QUEUED, look_seconds
 from training.servers.ray_node import connected, node
 
 HOSTS, GPUS, SERVERS = 128, 8, 512
-"""Training hosts, processes of each, and servers: the cluster that is reckoned."""
+"""Training hosts, processes per host, and servers of the extrapolated cluster."""
 
 FEW, MANY = 4, 24
-"""Servers that the head is measured with. What grows with their number is drawn out from these two."""
+"""Servers that the head is measured with. What grows with their number is extrapolated from these two."""
 
 CALLS, REPEATS = 1000, 5
-"""Looks whose CPU time is measured at once, since the kernel counts it in hundredths of a second; and how often, for a median."""
+"""Lookups whose CPU time is measured at once, since the kernel counts it in hundredths of a second; and repeats, for a median."""
 
 SETTLE_SECONDS = 20
-"""Starting a server leaves the head work for as long."""
+"""How long the head is busy after a server's start."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """What a number of servers takes, without a single image."""
+    """The cost of a number of servers, without a single image."""
 
     servers: int
     call_ms: float
-    """CPU of the head's process for one training process's look at which servers there are."""
+    """CPU of the head's process for one training process's lookup of the servers."""
     own_call_ms: float
     """CPU of the training process, for the same."""
     memory_mb: float
-    """Of the training process, which has asked all its servers."""
+    """Of the training process once it has asked all its servers."""
 
 
 def head(pipe: Connection, port: int, log: Path) -> None:
@@ -82,7 +82,7 @@ def _measured(servers: Any, gcs: psutil.Process, count: int) -> Head:
 
 
 def _looked(servers: Any, gcs: psutil.Process) -> tuple[float, float]:
-    """CPU seconds of the head's process and of this one for CALLS looks; without those that the head takes at rest."""
+    """CPU seconds of the head's process and of this one for CALLS lookups, without the head's at rest."""
     before, at = _cpu(gcs), time.perf_counter()
     time.sleep(2)
     rest = (_cpu(gcs) - before) / (time.perf_counter() - at)
@@ -110,9 +110,9 @@ def reckoned(few: Head, many: Head, *, server_ms: float, trainer_ms: float, host
     """The cluster of HOSTS x GPUS training processes and SERVERS servers, as a table.
 
     Args:
-        server_ms: CPU milliseconds of a server's thread for an image; trainer_ms: of a training process; host_ms: of Ray's own processes
-            at a training host.
-        kilobytes: of an image on its way.
+        server_ms: CPU milliseconds of a server's thread per image; trainer_ms: of a training process; host_ms: of Ray's own processes
+            on a training host.
+        kilobytes: of an image in transit.
     """
     from training.servers.cluster import THREADS, share  # imports Ray, which reads its settings then
 

@@ -1,8 +1,9 @@
 """How much speed two processes lose by training together. `make bench-training` (distillation), `make bench-scaling` (segmentation).
 
 Two processes of one thread each train vit_tiny_patch16_224 at 224 px, or with --job segmentation a resnet18 segmenter at 256 px:
-in turn each for itself, at the same time, and both together over gloo, with the same batch a process. So the same cores do the same work, and what differs is the exchange of
-gradients and the waiting for each other. A round's ratio is the images/s of both together over those of both for themselves.
+in turn each for itself, at the same time, and both together over gloo, with the same batch per process. So the same cores do the same
+work, and only the exchange of gradients and the waiting for each other differ. A round's ratio is the images/s of both together over
+those of both for themselves.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ ENCODER, CLASSES, DECODER_CHANNELS = "resnet18", 19, 64
 
 
 def engine(folder: Path, world: World, asked: argparse.Namespace) -> Engine:
-    """A run of this rank's own, or one with the other."""
+    """This rank's own run, or a shared one."""
     share = asked.batch * world.size
     values = {"precision": asked.precision, "global_batch_size": share, "gradient_compression": asked.compression}
     values |= {"static_graph": asked.static_graph} if world.size > 1 else {"gradient_compression": "none"}
@@ -82,7 +83,7 @@ class MaskedNoise(Dataset):
 
 
 def segmentation_engine(folder: Path, world: World, asked: argparse.Namespace) -> Engine:
-    """The same with the segmentation job, as train_segmentation.py puts it together."""
+    """The same for the segmentation job, as train_segmentation.py assembles it."""
     share = asked.batch * world.size
     chosen = SegmentationSettings(
         model=ENCODER,
@@ -126,7 +127,7 @@ def rank(asked: argparse.Namespace) -> None:
         taken: dict[str, list[list[float]]] = {kind: [] for kind in kinds}
         for number in range(asked.rounds):
             for kind in [*kinds][:: 1 if number % 2 else -1]:
-                world.any(False)  # both begin at once
+                world.any(False)  # both start at once
                 cpu, wall = time.process_time(), time.perf_counter()
                 kinds[kind].steps(asked.steps)
                 own = torch.tensor([[time.perf_counter() - wall, time.process_time() - cpu]], dtype=torch.float64)
@@ -136,7 +137,7 @@ def rank(asked: argparse.Namespace) -> None:
 
 
 def report(taken: dict[str, list[list[list[float]]]], asked: argparse.Namespace) -> None:
-    """Images/s are the sum over both processes; the CPU time that of a process's step."""
+    """Images/s are the sum over both processes; CPU time is per step of one process."""
     speeds = {kind: [sum(asked.batch / wall for wall, _ in each) for each in rounds] for kind, rounds in taken.items()}
     cpu = {kind: [statistics.mean(used for _, used in each) for each in rounds] for kind, rounds in taken.items()}
     rows = [("two processes", "images/s", "CPU s a step", "images/s together/apart", "CPU together/apart")]

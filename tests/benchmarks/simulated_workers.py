@@ -1,4 +1,4 @@
-"""What too many data workers cost, and what fewer bring: KT's fault on the simulated accelerator, in small. `make bench-workers`.
+"""What too many data workers cost, and what fewer gain: a small version of KT's fault, on the simulated accelerator. `make bench-workers`.
 
 Each round trains once with each number of workers, one after the other. Medians of all rounds; a speed-up is the median of the rounds'
 ratios, with their quartiles.

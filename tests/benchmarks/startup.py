@@ -1,9 +1,9 @@
 """How long the launcher itself takes: `make bench`. CPU seconds of whole processes, commands in alternation, median of 15.
 
-As where a user has run it before: modules are compiled, also where this shell keeps Python from storing that.
+As if a user has run it before: modules are compiled, even if this shell keeps Python from storing them.
 
 Targets on 2 cores: `import launcher` at most 0.2 s of CPU; `launcher plan` at most 0.3 s. In a store of 10,000 runs `launcher runs` under
-1 s; `launcher show` of a run, of a job's latest run, and of a name that is in no store, under 0.3 s more than `launcher --help`.
+1 s; `launcher show` of a run, of a job's latest run, and of an unknown name, under 0.3 s more than `launcher --help`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def measure(command: list[str]) -> tuple[float, float]:
 
 
 def fill(store: Path) -> str:
-    """Make a store of RUNS runs of 50 jobs; the name of one of them."""
+    """Make a store of RUNS runs of 50 jobs; returns the name of one."""
     for number in range(RUNS):
         planned = datetime(2026, 1, 1, tzinfo=timezone.utc) + timedelta(minutes=number)
         job = {"name": f"job-{number % 50}", "script": "train_kd.py", "hyperparameters": {"epochs": number}}

@@ -1,10 +1,10 @@
-"""Seconds a step of distillation in four ways: this kit, a plain PyTorch loop, torchdistill and timm. `make bench-training`.
+"""Seconds per distillation step in four implementations: this kit, a plain PyTorch loop, torchdistill and timm. `make bench-training`.
 
 vit_small_patch16_224 teaches vit_tiny_patch16_224 on the CPU: AdamW, temperature 4, half of the loss from the labels. All see
-the same uint8 pixels in the same order from the same loader and normalise them; all begin with the same weights and compute
+the same uint8 pixels in the same order from the same loader and normalise them; all start with the same weights and compute
 the same loss, which is checked. They take turns, step by step, in one process; a ratio is the median of the rounds' ratios.
 
-The peers are as their own examples have them: the plain loop as in KT's post, torchdistill's `DistillationBox` (it knows no
+The peers follow their own examples: the plain loop as in KT's post, torchdistill's `DistillationBox` (it does not support
 autocast: in bf16 it gets one around its forward pass), timm's `LogitDistillationTask` in the loop of timm's train.py. Ours is
 `training.engine.loop.train` with the task of train_kd.py. Needs the `frameworks` extra.
 """
@@ -60,14 +60,14 @@ PEERS = ("plain PyTorch", "torchdistill 1.1.5", "timm task")
 ONLINE, BF16_TEACHER, CACHED, NO_TEACHER = "ours", "ours, bf16 teacher", "ours, filled cache", "ours, no teacher"
 
 WARM_UP = 2
-"""Steps before the first that counts, and an epoch, so that the cache is filled in them."""
+"""Steps before the first that counts. They are one epoch, so that they fill the cache."""
 
 SAME = {"fp32": 1e-4, "bf16": 5e-3}
-"""How far the first step's losses may lie apart, as a share of the loss, by what computes: float32, or anything in bf16."""
+"""Maximum relative difference of the first step's losses, by what computes: float32, or anything in bf16."""
 
 
 class Peer:
-    """Steps of a peer over the batches that ours sees."""
+    """Steps of a peer over the same batches as ours."""
 
     def __init__(self, data: Data, batch: int, step: Step):
         self._step, self.losses = step, []
@@ -187,7 +187,7 @@ def timm_task(student: nn.Module, frozen: nn.Module, autocast: Callable[[], Abst
 
 
 def contestants(folder: Path, data: Data, precision: str, batch: int) -> dict[str, Peer | Engine]:
-    """Every way to train, by name, each with models of its own."""
+    """Every contestant by name, each with its own models."""
     student, frozen = model(STUDENT, seed=0), model(TEACHER, seed=1)
     frozen_fp32, frozen_bf16 = (teacher(TEACHER, number_format) for number_format in ("fp32", "bf16"))
     frozen.load_state_dict(frozen_fp32.members[0].model.state_dict())
@@ -212,7 +212,7 @@ def contestants(folder: Path, data: Data, precision: str, batch: int) -> dict[st
 
 
 def require_the_same(found: dict[str, Peer | Engine], precision: str) -> None:
-    """That the first steps of all that asked the teacher had one loss. The cache knows ten logits of a thousand."""
+    """Check that all that asked the teacher had the same first loss. The cache knows ten logits of a thousand."""
     losses = {name: float(one.losses[0]) for name, one in found.items() if name not in (CACHED, NO_TEACHER)}
     first = losses[PEERS[0]]
     for name, loss in losses.items():
@@ -221,7 +221,7 @@ def require_the_same(found: dict[str, Peer | Engine], precision: str) -> None:
 
 
 def report(found: dict[str, Peer | Engine], samples: dict[str, Samples], batch: int) -> str:
-    """The table: medians, and ratios to the best peer of each kind of time."""
+    """The table: medians, and ratios to the best peer for each kind of time."""
     best = {
         kind: min(PEERS, key=lambda name: statistics.median(getattr(samples[name], kind))) for kind in ("cpu", "wall")
     }

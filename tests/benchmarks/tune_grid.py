@@ -1,8 +1,8 @@
-"""`launcher tune` beside an exhaustive grid of what it may change, on slow jobs with a limit planted. `make bench-tune`.
+"""`launcher tune` beside an exhaustive grid of what it may change, on slow jobs with a planted limit. `make bench-tune`.
 
-Every cell of a job's grid is measured by a trial as tune's, in a shuffled order; the best ones again. Then the job is tuned. At last the job
-as it is, tune's settings and the grid's best are measured in turns, and their medians compared: the best of many cells measured once is
-partly luck. Name jobs to run only those; a call that was interrupted goes on where it was:
+Every cell of a job's grid is measured by a trial like tune's, in shuffled order; the best ones again. Then the job is tuned. Finally the
+job as it is, tune's settings and the grid's best are measured in turns, and their medians compared: the best of many cells measured once
+is partly luck. Name jobs to run only those; an interrupted call resumes where it stopped:
 
     .venv/bin/python tests/benchmarks/tune_grid.py slow-reads healthy
 """
@@ -34,7 +34,7 @@ from launcher.study.tune_subject import CommandSubject, JobSubject, Subject
 from launcher.study.tune_trials import KEYS, MEASURED, START, Trials, whole
 
 TRIALS = 20
-"""Of a tuning, at most."""
+"""Maximum per tuning."""
 
 BEST, AGAIN = 3, 2
 """Cells that are measured again, and how often."""
@@ -48,7 +48,7 @@ ENOUGH, FEW = 0.95, 0.25
 
 @dataclass
 class Measured:
-    """The trials of one job's grid, and what each took of the whole job."""
+    """The trials of one job's grid, and the job's cost by each."""
 
     trials: Trials
     first: Trial
@@ -56,7 +56,7 @@ class Measured:
     """Settings as text -> seconds of the job, or of an image, of each trial."""
 
     def measure(self, cell: Settings) -> float:
-        """Also of the trials that the table has. A trial that failed takes for ever."""
+        """Also for trials already in the table. A failed trial takes forever."""
         trial = self.trials(cell, words(cell), self.first.steps(cell))
         cost = math.inf if trial.failed else self.cost(trial)
         self.costs[str(cell)].append(cost)
@@ -88,7 +88,7 @@ def grid(job: Planted, trials: Trials) -> tuple[Measured, Settings]:
 
 
 def in_turns(measured: Measured, settings: Sequence[Settings]) -> dict[str, float]:
-    """The median of each, of ROUNDS trials one after the other; by its text. Of a single one nothing is to be compared."""
+    """The median of each, over ROUNDS trials in turns, by its text. With a single one there is nothing to compare."""
     if len(settings) == 1:
         return {str(settings[0]): 1.0}
     costs: dict[str, list[float]] = {str(one): [] for one in settings}
@@ -100,7 +100,7 @@ def in_turns(measured: Measured, settings: Sequence[Settings]) -> dict[str, floa
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one job."""
+    """One job's result."""
 
     job: Planted
     cells: int

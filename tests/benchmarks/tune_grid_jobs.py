@@ -1,4 +1,4 @@
-"""The slow jobs that tune_grid.py tunes, each with a limit planted, and the grid of what `launcher tune` may change of it."""
+"""The slow jobs that tune_grid.py tunes, each with a planted limit, and the grid of what `launcher tune` may change in it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from planted_cases import BASE
 from planted_foreign_cases import FRAMEWORKS, SIMULATED
 
 Settings = dict[str, Any]
-"""Of a cell or of a result, without those that are as the job has them: {} is the job as it is."""
+"""Of a cell or a result, without those that equal the job's own: {} is the job as it is."""
 
 
 @dataclass(frozen=True)
 class Planted:
-    """One job. It is a command where it has a `script`, else a job of train_classifier.py."""
+    """One job: a command if it has a `script`, else a job of train_classifier.py."""
 
     name: str
     given: Mapping[str, Any]
@@ -33,7 +33,7 @@ class Planted:
     checkpoints: bool = False
 
     def cells(self) -> Iterator[Settings]:
-        """Every combination that is one: without workers nothing else of a loader counts."""
+        """Every distinct combination: without workers, no other setting of a loader counts."""
         for values in itertools.product(*self.grid.values()):
             cell = self.changes(dict(zip(self.grid, values)))
             if cell.get("num_workers", self.given.get("num_workers")) != 0 or not {*cell} & {*OF_WORKERS}:
@@ -43,7 +43,7 @@ class Planted:
         return {name: value for name, value in values.items() if value != self.given.get(name)}
 
     def command(self, data: Path) -> list[str]:
-        """As a user would start it; [] where it is a config."""
+        """As a user would start it; [] if it is a config."""
         if not self.script:
             return []
         words = [sys.executable, str(FRAMEWORKS[self.script]), *([] if self.script == SIMULATED else [str(data)])]
@@ -70,16 +70,16 @@ LOADER = {
     "prefetch_factor": (2, 4),
     "persistent_workers": (False, True),
 }
-"""What can be set of a DataLoader from outside."""
+"""Settings of a DataLoader that can be set from outside."""
 
 AS_IT_IS = {"prefetch_factor": 2, "persistent_workers": False}
 """PyTorch's own values."""
 
 DRAWS = ("num_workers", "persistent_workers")
-"""What changes the numbers of a dataset that draws random ones in its workers."""
+"""Settings that change the random numbers a dataset draws in its workers."""
 
 PHOTOGRAPHS = {"model": "mobilenet_v3_small", "size": 64, "batch-size": 8, "steps": 50}
-"""Of scripts that know nothing of the kit: a light model, in one epoch of the photographs."""
+"""Of scripts that do not use the kit: a light model, in one epoch of the photographs."""
 
 PLANTED = (
     Planted(

@@ -1,11 +1,11 @@
-"""What do several views from one decoding bring, and cost? `make bench-views`: the input alone, a training loop, and accuracy over five seeds.
+"""What do several views per decode gain and cost? `make bench-views`: the input alone, a training loop, and accuracy over five seeds.
 
-Speed: photographs as of the web (400 x 300) and of a camera (1600 x 1200), random crops scaled to SIDE pixels. First the input alone, then
-the kit's own loop with a light student: on labels, and with a filled label bank at 1, 2 and 4 views a decode, an epoch of each in turn,
-round after round. To reach: with the bank at least 1.10 times the images/s of the student without a teacher, at the same batch.
+Speed: photographs as on the web (400 x 300) and from a camera (1600 x 1200), random crops resized to SIDE pixels. First the input alone,
+then the kit's own loop with a light student: on labels, and with a filled label bank at 1, 2 and 4 views per decode, an epoch of each in
+turn, round after round. Target: with the bank at least 1.10 times the images/s of the student without a teacher, at the same batch.
 
-Accuracy: Fashion-MNIST, 500 images of each class, one teacher, a bank of 4 views of each image, as many steps and the same settings for 1, 2
-and 4 views a decode; seeds pair the runs. A batch shows fewer images, so that it may be lower. Needs Debian's package dataset-fashion-mnist.
+Accuracy: Fashion-MNIST, 500 images of each class, one teacher, a bank of 4 views of each image, the same steps and settings for 1, 2 and
+4 views per decode; seeds pair the runs. A batch shows fewer images, so it may be lower. Needs Debian's package dataset-fashion-mnist.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ SIDE, BATCH, IMAGES = 112, 32, 512
 TOGETHER = (1, 2, 4)
 VIEWS = 4
 WORKERS = 2
-"""Threads that make the images: one a core."""
+"""Threads that make the images: one per core."""
 LIGHT = {
     "student": "vit_tiny_patch16_224",
     "student_options": {"img_size": SIDE, "embed_dim": 96, "num_heads": 3, "depth": 4},
 }
-"""So light that making its images takes most of a step on a core, as it does beside a GPU."""
+"""So light that making its images takes most of a step on a core, as beside a GPU."""
 LEARNS = {
     "images_per_class": 500,
     "hard_label_weight": 0.1,
@@ -71,7 +71,7 @@ def opened(channel: Path, asked: DistillationSettings) -> Data:
 
 
 def inputs(channel: Path) -> dict[str, Callable[[int], None]]:
-    """For each number of views a decode, what makes N batches of one epoch after the other."""
+    """For each number of views per decode, a function that makes N batches, epoch after epoch."""
 
     def making(together: int) -> Callable[[int], None]:
         asked = chosen(together)
@@ -89,7 +89,7 @@ def inputs(channel: Path) -> dict[str, Callable[[int], None]]:
 
 
 def learning(folder: Path, channel: Path, asked: DistillationSettings, frozen: Teacher | None) -> Callable[[int], None]:
-    """The kit's loop, which goes on for N steps whenever it is called; its bank is filled."""
+    """The kit's loop, which continues for N steps whenever called; its bank is filled."""
     data, environment = (
         opened(channel, asked),
         Environment("algo-1", folder / "model", folder / "data", folder / "failure", {}, None),

@@ -1,15 +1,15 @@
-"""What does a real vision transformer teach a light one, by its logits, by its features, by both? `make bench-kd-vit`.
+"""What does a real vision transformer teach a light one, by its logits, its features, or both? `make bench-kd-vit`.
 
-The teacher is DINOv2 ViT-S/14 with a head for 15 kinds of pictures, made of published weights as configs/vit_teacher.yaml does it. The
-793 pictures are split in five, and a kind with fewer than five is left out: each fifth is held out by one seed, whose teacher and students
-learn from the others. So every picture is judged once, and a seed's students differ in what they learn from alone: the same images,
+The teacher is DINOv2 ViT-S/14 with a head for 15 kinds of pictures, made from published weights as in configs/vit_teacher.yaml. The
+793 pictures are split in five, without kinds that have fewer than five: each fifth is held out by one seed, whose teacher and students
+learn from the others. So every picture is judged once, and a seed's students differ only in what they learn from: the same images,
 initial weights, order and steps.
 
-Two parts: with the labels of all pictures, and with those of ten of each kind, to teacher and students alike; two of the students then
-take all pictures, too, without a label.
+Two parts: with the labels of all pictures, and with those of ten of each kind, for teacher and students alike; two of the students then
+also take all pictures, without labels.
 
-The settings were fixed before the first run: temperature and weight of the labels are those of configs/vit_student.yaml, the weight of
-the features that of the example in timm's FeatureDistillationTask. None was tuned on these pictures. Needs Debian's package
+The settings were fixed before the first run: temperature and label weight are those of configs/vit_student.yaml, the feature weight
+is that of the example in timm's FeatureDistillationTask. None was tuned on these pictures. Needs Debian's package
 tuxpaint-stamps-default. About 40 minutes on 2 quiet cores for the first part, 25 for the second.
 """
 
@@ -56,7 +56,7 @@ FEW_LABELS = {
     "on logits, and without labels": {**FEW, "hard_label_weight": 0.2, "unlabelled": {"per_labelled": 3}},
     "on both, and without labels": {**FEW, "hard_label_weight": 0.2, "unlabelled": {"per_labelled": 3}, **FEATURES},
 }
-"""What the students of either part learn from."""
+"""What the students of each part learn from."""
 
 
 def split(fold: int) -> dict[str, dict[str, str]]:

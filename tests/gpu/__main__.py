@@ -3,14 +3,14 @@
     python -m tests.gpu                    all parts, then docs/results/gpu.md
     python -m tests.gpu 2                  one part, by its number or name; the page has all results so far
     python -m tests.gpu --only compiled    one check
-    python -m tests.gpu --skip-passed            without the checks that passed before, of this commit on such a GPU
+    python -m tests.gpu --skip-passed            without the checks that already passed for this commit on such a GPU
     python -m tests.gpu 1 --beside         as one of several calls at once, on the same GPU: the page says that its times are no record
-    python -m tests.gpu page               the page from the results that are there; needs no GPU
-    python -m tests.gpu 2 --results DIR --page FILE --commit ID    elsewhere, where the source is no git checkout
+    python -m tests.gpu page               the page from the existing results; needs no GPU
+    python -m tests.gpu 2 --results DIR --page FILE --commit ID    elsewhere, if the source is not a git checkout
     python -m tests.gpu --rehearse         whatever can run on the CPU, at toy sizes; its page is no record
     python -m tests.gpu --if-any           the same as without, but no GPU is no failure
 
-Exit code 0: all that was checked passed; 1: a check failed; 2: no GPU.
+Exit code 0: everything checked passed; 1: a check failed; 2: no GPU.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _options() -> argparse.Namespace:
 
 
 def _described(command: str, commit: str | None, folder: Path) -> dict:
-    """The machine, from a process of its own: this one must not start CUDA."""
+    """The machine, described in another process: this one must not start CUDA."""
     with tempfile.TemporaryDirectory() as place:
         answer, log = Path(place) / "machine.json", folder / "logs/machine.log"
         code = isolation.run_isolated(lambda: outcomes.write_json(answer, machine.describe(command, commit)), log, 120)

@@ -1,4 +1,4 @@
-"""Item 12, the DALI post's grid: a ResNet at one augmentation load, its images prepared by each of the kit's pipelines.
+"""Item 12, the DALI post's grid: a ResNet at one augmentation load, with images prepared by each of the kit's pipelines.
 
 The post compares ResNet18, 50 and 152 at loads 1, 4, 8 and 12, and finds epochs 28 to 73 % shorter with DALI on the GPU.
 """
@@ -27,7 +27,7 @@ PIPELINES: dict[str, dict[str, Any]] = {
 
 
 def speeds(bench: Bench, result: Result, *, model: str, load: int) -> None:
-    """Images a second, and by how much an epoch is shorter than with the first way, which is the post's baseline: Pillow in processes."""
+    """Images/s, and how much shorter an epoch is than with the first pipeline, the post's baseline: Pillow in processes."""
     sizes, classes = bench.sizes, min(bench.sizes.classes, 4)
     root = pictures.labelled(bench.folder / "train", sizes.photographs, classes, sizes.photograph)
     settings = bench.settings(
@@ -74,5 +74,5 @@ def speeds(bench: Bench, result: Result, *, model: str, load: int) -> None:
 
 
 def _idle(busy: float | None, seconds: float) -> float | None:
-    """The share of a step in which the model's kernels do not run; None where they were not measured."""
+    """The share of a step in which the model's kernels do not run; None if not measured."""
     return None if busy is None else max(0.0, 1 - busy / seconds)

@@ -1,4 +1,4 @@
-"""What a check works with: a device, sizes, images of noise, models with random weights, and the kit's own engine set up on them."""
+"""What a check works with: a device, sizes, images of noise, models with random weights, and the kit's own engine with them."""
 
 from __future__ import annotations
 
@@ -54,30 +54,30 @@ class Sizes:
     teacher: Model
     student: Model
     shallow_teacher: Model
-    """Of two blocks, so that a step of the shallow models has fewer kernels than CUDA queues before the host must wait (1,024)."""
+    """Of two blocks, so that a step of the shallow models has fewer kernels than CUDA queues before the host has to wait (1,024)."""
     shallow_student: Model
     encoder: Model
     shallow_encoder: Model
     decoder_channels: int
     image_size: int
     masked_size: int
-    """Height and width of what a segmenter sees."""
+    """Height and width of a segmenter's input."""
     classes: int
     masked_classes: int
     """Of a segmenter."""
     batch: int
-    """Images of a step that a check is to take little time for."""
+    """Images per step if a check is to be quick."""
     large_batch: int
-    """Images of a step that keeps the GPU busy."""
+    """Images per step that keep the GPU busy."""
     auto_batch: int
-    """More images than fit into the memory."""
+    """More images than fit into memory."""
     steps: int
-    """Steps that are measured."""
+    """Measured steps."""
     photograph: tuple[int, int]
     """Width and height of the JPEGs."""
     photographs: int
     seconds: float
-    """How long a speed is measured."""
+    """How long a throughput is measured."""
     throughput_batch: int | None = None
     """In place of a check's own batch. None: that one."""
     compile_backend: str | None = None
@@ -136,7 +136,7 @@ TINY = Sizes(
 
 
 class Noise(Dataset):
-    """Images of noise as a loader gives them, uint8; a number beyond the distinct ones gets an earlier one's pixels."""
+    """Images of noise as a loader returns them, uint8; an index beyond the distinct ones gets an earlier one's pixels."""
 
     distinct = 64
 
@@ -167,7 +167,7 @@ class Noise(Dataset):
 
 
 class MaskedNoise(Dataset):
-    """One image of noise and its mask, so many times."""
+    """One image of noise and its mask, repeated."""
 
     def __init__(self, images: int, side: int, classes: int):
         generator = torch.Generator().manual_seed(0)
@@ -191,7 +191,7 @@ class MaskedNoise(Dataset):
 
 @dataclass
 class Engine:
-    """The kit's loop, with models and images of ours."""
+    """The kit's loop, with our models and images."""
 
     task: Task
     state: TrainingState
@@ -200,15 +200,15 @@ class Engine:
     folder: Path
 
     def steps(self) -> Iterator[None]:
-        """A step at each `next`, from the first epoch on."""
+        """One step per `next`, from the first epoch on."""
         return step_by_step(self.task, [self.state], self.loaders, self.run)
 
     def train(self, steps: int) -> None:
-        """`training.engine.loop.train` until this step, without an evaluation."""
+        """`training.engine.loop.train` up to this step, without evaluation."""
         train(self.task, lambda _model: {}, [self.state], self.loaders, steps, self.run)
 
     def timeline(self, kind: str) -> list[dict[str, Any]]:
-        """The lines of a kind that the loop left in its timeline."""
+        """The lines of a kind in the loop's timeline."""
         lines = (self.folder / "data/timeline-0.jsonl").read_text(encoding="utf-8").splitlines()
         return [line for line in map(json.loads, lines) if line["kind"] == kind]
 
@@ -227,7 +227,7 @@ class Bench:
         return self.device.type == "cuda"
 
     def require_gpu(self, what: str = "the rest") -> None:
-        """Go no further where there is no GPU."""
+        """Go no further without a GPU."""
         if not self.is_gpu:
             raise NotChecked(f"{what} needs a GPU")
 
@@ -240,7 +240,7 @@ class Bench:
             torch.cuda.synchronize(self.device)
 
     def model(self, chosen: Model, seed: int = 0) -> timm_models.Normalized:
-        """With random weights, the same for a seed, on the CPU."""
+        """With random weights, the same per seed, on the CPU."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return timm_models.build(chosen.name, chosen.options, self.sizes.classes)
@@ -270,7 +270,7 @@ class Bench:
         )
 
     def segmentation_settings(self, **values: Any) -> SegmentationSettings:
-        """Segmentation in bf16, where `values` say nothing else."""
+        """Segmentation in bf16, unless `values` say otherwise."""
         sizes = self.sizes
         common = {
             "model": sizes.encoder.name,
@@ -286,7 +286,7 @@ class Bench:
         return SegmentationSettings(**{**common, **values})
 
     def settings(self, **values: Any) -> DistillationSettings:
-        """Distillation in bf16 that goes on and on, where `values` say nothing else."""
+        """Endless distillation in bf16, unless `values` say otherwise."""
         common = {
             "student": self.sizes.student.name,
             "precision": "bf16",
@@ -311,7 +311,7 @@ class Bench:
         checkpoints: bool = False,
         make_task: Callable[[TrainingState, Run], Task] | None = None,
     ) -> Engine:
-        """The engine as train_kd.py puts it together; with a cache where the settings ask for one.
+        """The engine as train_kd.py assembles it; with a cache if the settings ask for one.
 
         Args:
             world: None: this process alone.
@@ -348,7 +348,7 @@ class Bench:
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
-        """torch.compile, with the sizes' backend; an attempt that falls back to eager raises."""
+        """torch.compile, with the sizes' backend; a fallback to eager raises."""
         options = {} if self.sizes.compile_backend is None else {"backend": self.sizes.compile_backend}
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=".*cannot be compiled and runs eagerly.*")
@@ -357,13 +357,13 @@ class Bench:
 
 
 def seconds_a_step(bench: Bench, steps: Iterator[None], warm_up: int, least: int, crowd: int = 0) -> float:
-    """Mean seconds of a step, over the time that a speed is measured.
+    """Mean seconds per step, over the time that a throughput is measured.
 
     Args:
         warm_up: steps before it that do not count.
-        least: steps that count, at least.
-        crowd: batches that come together, of which two crowds at least and whole ones are measured: of part of one the wait before it
-            counts too much, or too little.
+        least: minimum steps that count.
+        crowd: batches that arrive together. Only whole crowds are measured, at least two: for part of one, the wait before it counts
+            too much, or too little.
     """
     for _ in range(max(warm_up, crowd)):
         next(steps)

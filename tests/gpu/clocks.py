@@ -13,7 +13,7 @@ _TRIAL = 20_000_000
 
 
 def queue_sleep(milliseconds: float) -> None:
-    """Keep the current stream of the current GPU busy for about so long; returns at once."""
+    """Keep the current GPU's current stream busy for about that long; returns at once."""
     torch.cuda._sleep(int(milliseconds * _cycles_a_millisecond()))
 
 
@@ -24,7 +24,7 @@ def _cycles_a_millisecond() -> float:
 
 
 def device_milliseconds(work: Callable[[], object]) -> float:
-    """How long the GPU takes for what a function queues."""
+    """GPU time of what a function queues."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     begin.record()
@@ -35,7 +35,7 @@ def device_milliseconds(work: Callable[[], object]) -> float:
 
 
 def host_milliseconds(work: Callable[[], object]) -> float:
-    """How long the host takes for a function."""
+    """Host time of a function."""
     started = time.perf_counter()
     work()
     return (time.perf_counter() - started) * 1000

@@ -1,4 +1,4 @@
-"""Item 6: the memory that the kit predicts, beside what PyTorch's allocator held at most."""
+"""Item 6: the memory that the kit predicts, beside the peak of PyTorch's allocator."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def segmentation(bench: Bench, result: Result) -> None:
 
 
 def automatic(bench: Bench, result: Result) -> None:
-    """train_kd.py with more images than fit: it chooses how many pass at once, and does not run out of memory."""
+    """train_kd.py with more images than fit: it chooses how many to process at once, and does not run out of memory."""
     from training.engine import fitting
 
     sizes, chosen = bench.sizes, []

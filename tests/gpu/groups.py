@@ -1,4 +1,4 @@
-"""Process groups without a launcher: one rank that behaves as in a larger group, and two ranks on one device."""
+"""Process groups without a launcher: one rank that acts as in a larger group, and two ranks on one device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.gpu.bench import Bench
 
 
 class Alone(World):
-    """Counts two ranks, of which the other one has what this one has."""
+    """Counts two ranks; the other one has the same data as this one."""
 
     def gather_rows(self, rows: torch.Tensor) -> torch.Tensor:
         return torch.cat([rows] * self.size)
@@ -28,10 +28,10 @@ class Alone(World):
 
 @contextmanager
 def one_rank(bench: Bench) -> Iterator[World]:
-    """A group of one, NCCL's where there is a GPU, and a World that counts two ranks.
+    """A group of one, NCCL's if there is a GPU, and a World that counts two ranks.
 
-    NCCL refuses two ranks on one GPU. The kit takes the path of many ranks where its World counts more than one; every
-    collective then runs in the group of one, but for gathering, which counts ranks.
+    NCCL refuses two ranks on one GPU. The kit takes its multi-rank path if its World counts more than one; every
+    collective then runs in the group of one, except gathering, which counts ranks.
     """
     backend = "nccl" if bench.is_gpu else "gloo"
     accelerator.make_current(bench.device)
@@ -43,7 +43,7 @@ def one_rank(bench: Bench) -> Iterator[World]:
 
 
 def two_ranks(bench: Bench, work: Callable[[World], None], seconds: float) -> None:
-    """Run a function in two processes, the ranks of a gloo group on one device. CUDA must be untouched in this one.
+    """Run a function in two processes, the ranks of a gloo group on one device. This process must not have started CUDA.
 
     Raises:
         RuntimeError: a rank failed; the message ends with its log.

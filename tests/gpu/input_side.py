@@ -1,4 +1,4 @@
-"""Item 9: a step on one batch over and over, and on JPEGs that workers of each kind decode."""
+"""Item 9: a step on one repeated batch, and on JPEGs that workers of each kind decode."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.gpu.outcomes import Result
 PROFILED = 5
 
 SLACK = 1.05
-"""By how much one batch over and over may be slower than fresh images: noise."""
+"""By how much one repeated batch may be slower than fresh images: noise."""
 
 
 def speeds(bench: Bench, result: Result) -> None:
-    """Images a second and the GPU's idle share of a ViT student on labels alone, whose step is the shortest."""
+    """Images/s and the GPU's idle share for a ViT student on labels alone, which has the shortest step."""
     sizes, classes = bench.sizes, min(bench.sizes.classes, 4)
     root = pictures.labelled(bench.folder / "train", sizes.photographs, classes, sizes.photograph)
     settings = bench.settings(
@@ -62,7 +62,7 @@ def speeds(bench: Bench, result: Result) -> None:
 
 
 def _seconds_a_batch(loaders: Loaders, least: float) -> float:
-    """Mean seconds in which a batch is made while nothing else is done.
+    """Mean seconds to make a batch while nothing else runs.
 
     Args:
         least: seconds that are measured.
@@ -80,7 +80,7 @@ def _seconds_a_batch(loaders: Loaders, least: float) -> float:
 
 
 def _on_and_on(loaders: Loaders) -> Iterator[Any]:
-    """The batches of one epoch after the other."""
+    """Batches of one epoch after another."""
     epoch = 0
     while True:
         epoch += 1
@@ -102,7 +102,7 @@ def _row(
 
 
 def kernel_seconds(bench: Bench, steps: Any) -> float:
-    """Seconds a step in which the GPU works."""
+    """Busy seconds of the GPU per step."""
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
         for _ in range(PROFILED):
             next(steps)

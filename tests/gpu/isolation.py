@@ -1,4 +1,4 @@
-"""A function in a process of its own, forked before CUDA starts: it may crash, hang or poison its CUDA context."""
+"""Runs a function in its own process, forked before CUDA starts: it may crash, hang or poison its CUDA context."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def run_isolated(function: Callable[[], None], log: Path, seconds: float) -> int
     """Run a function in a fork, with its output in a file; whatever it leaves running ends with it.
 
     Returns:
-        0 where it returned, 1 where it raised, -N where signal N ended it; TIMED_OUT also where its time was over.
+        0 if it returned, 1 if it raised, -N if signal N ended it; TIMED_OUT also if its time was over.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     pid = start(function, log)
@@ -30,10 +30,10 @@ def run_isolated(function: Callable[[], None], log: Path, seconds: float) -> int
 
 
 def start(function: Callable[[], None], log: Path, *, own_group: bool = True) -> int:
-    """Fork a process that runs a function; its process id.
+    """Fork a process that runs a function; returns its process id.
 
     Args:
-        own_group: it gets a process group of its own. Otherwise it ends with its parent's.
+        own_group: it gets its own process group. Otherwise it ends with its parent's.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -59,7 +59,7 @@ def start(function: Callable[[], None], log: Path, *, own_group: bool = True) ->
 
 
 def wait(pid: int, seconds: float) -> int:
-    """Wait for a process as `start` gave it, and kill it where its time is over; its exit code as `run_isolated` gives it."""
+    """Wait for a process from `start`, and kill it once its time is over; returns its exit code as `run_isolated` does."""
     deadline = time.monotonic() + seconds
     while True:
         done, status = os.waitpid(pid, os.WNOHANG)

@@ -1,4 +1,4 @@
-"""Items 7 and 8: which kernels run, what the operator table counts, and what torch.compile compiles again."""
+"""Items 7 and 8: which kernels run, what the operator table counts, and what torch.compile recompiles."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.gpu.outcomes import Result
 STEPS = 5
 
 ATTENTION = ("_scaled_dot_product_flash_attention", "_scaled_dot_product_cudnn_attention")
-"""PyTorch's names of the operators that stand for flash attention; cuDNN has its own on Hopper."""
+"""PyTorch's operators for flash attention; cuDNN has its own on Hopper."""
 
 SLOWER_ATTENTION = ("_scaled_dot_product_attention_math", "_scaled_dot_product_efficient_attention")
 
 
 def fused(bench: Bench, result: Result) -> None:
-    """Flash attention in both models, one kernel for AdamW, and operators that take no longer than the wall's clock."""
+    """Flash attention in both models, one kernel for AdamW, and operators that take no longer than the wall clock."""
     sizes = bench.sizes
     settings = bench.settings(student=sizes.student.name, num_workers=2)
     data = bench.noise(4 * STEPS * sizes.batch)
@@ -64,7 +64,7 @@ def fused(bench: Bench, result: Result) -> None:
 
 
 def compiled(bench: Bench, result: Result) -> None:
-    """A compiled teacher after a ragged evaluation, and a compiled student around one: nothing is compiled again."""
+    """A compiled teacher after a ragged evaluation, and a compiled student around one: nothing is recompiled."""
     sizes = bench.sizes
     settings = bench.settings(student=sizes.shallow_student.name, compile=True, num_workers=2)
     student, size = bench.model(sizes.shallow_student), sizes.batch
@@ -102,10 +102,10 @@ def compiled(bench: Bench, result: Result) -> None:
 
 
 def _graphs() -> int:
-    """Graphs that torch.compile has made in this process."""
+    """Graphs that torch.compile has compiled in this process."""
     return int(counters["stats"]["unique_graphs"])
 
 
 def _calls(calls: dict[str, Any], names: tuple[str, ...]) -> float:
-    """Of operators a step, by the end of their names."""
+    """Calls per step of operators, by the end of their names."""
     return sum(count for key, count in calls.items() if key.removeprefix("aten::") in names) / STEPS

@@ -33,7 +33,7 @@ DALI = ("nvidia-dali-cuda130", "nvidia-dali-cuda120")
 
 
 def no_gpu() -> str | None:
-    """Why the suite cannot run here, in a line; None where there is a GPU. CUDA stays untouched, so that forks may use it."""
+    """Why the suite cannot run here, in a line; None if there is a GPU. It does not start CUDA, so that forks may use it."""
     if importlib.util.find_spec("torch") is None:
         return "no GPU suite here: torch is not installed"
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
@@ -45,11 +45,11 @@ def no_gpu() -> str | None:
 
 
 def describe(command: str, commit: str | None) -> dict[str, Any]:
-    """What the page says of this machine and this call. It starts CUDA: call it in a process of its own.
+    """What the page says about this machine and this call. It starts CUDA: call it in its own process.
 
     Args:
-        command: that was given, without the places of this machine's folders.
-        commit: of the source where git cannot tell it. None: ask git.
+        command: as given, without this machine's paths.
+        commit: of the source if git cannot tell. None: ask git.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""What a check found, and the folder that keeps it: one JSON file a check, replaced atomically."""
+"""What a check found, and the folder that keeps it: one JSON file per check, replaced atomically."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class NotChecked(Exception):
 
 @dataclass
 class Result:
-    """What a check measures. It fills this as it goes, so that an exception loses nothing."""
+    """What a check measures. The check fills it as it goes, so that an exception loses nothing."""
 
     figures: dict[str, Any] = field(default_factory=dict)
-    """Numbers and texts by name; a name ends with its unit where it has one."""
+    """Numbers and texts by name; a name ends with its unit, if any."""
     rows: list[dict[str, Any]] = field(default_factory=list)
-    """A table: one mapping a row, with the same keys."""
+    """A table: one mapping per row, with the same keys."""
     problems: list[str] = field(default_factory=list)
     """Each expectation that does not hold, as a sentence."""
     left_out: list[str] = field(default_factory=list)
@@ -52,13 +52,13 @@ class Outcome:
 
 
 def write(folder: Path, outcome: Outcome) -> None:
-    """Keep an outcome; an earlier one of the same check goes."""
+    """Keep an outcome; it replaces an earlier one of the same check."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / f"{outcome.check}.json", asdict(outcome))
 
 
 def read(folder: Path) -> dict[str, Outcome]:
-    """All outcomes of a folder, by check."""
+    """All outcomes in a folder, by check."""
     found = {}
     for file in sorted(folder.glob("*.json")):
         values = json.loads(file.read_text(encoding="utf-8"))

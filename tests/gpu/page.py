@@ -32,7 +32,7 @@ LONGEST = 600
 
 
 def render(outcomes: Mapping[str, Outcome]) -> str:
-    """The page: the machine, a summary, then each item of the list with its figures."""
+    """The page: the machine, a summary, then each item with its figures."""
     parts = ["# What one GPU shows", ""]
     if not outcomes:
         return "\n".join([*parts, "No check has run yet: `make gpu` runs them.", ""])
@@ -60,7 +60,7 @@ def render(outcomes: Mapping[str, Outcome]) -> str:
 
 
 def _machines(outcomes: list[Outcome]) -> list[str]:
-    """What is the same of all checks, once; what is not, by its values."""
+    """What all checks share, once; what differs, by its values."""
     machines = [outcome.machine for outcome in outcomes]
     rows = [{"": name, "value": _values(machine.get(key) for machine in machines)} for key, name in MACHINE.items()]
     packages = sorted({name for machine in machines for name in machine["packages"]})
@@ -78,7 +78,7 @@ def _machines(outcomes: list[Outcome]) -> list[str]:
 
 
 def _values(values: Iterable[Any]) -> str:
-    """The different ones of some values, in their order."""
+    """The distinct values, in their order."""
     return ", ".join(dict.fromkeys(_shown(value) for value in values if value is not None))
 
 
@@ -96,7 +96,7 @@ def _summary(outcomes: Mapping[str, Outcome]) -> list[dict[str, Any]]:
 
 
 def _about(check: Check, outcome: Outcome) -> list[str]:
-    """How a check ended, by which command, and what does not hold or was left out."""
+    """How a check ended, by which command, and what failed or was left out."""
     result, machine = outcome.result, outcome.machine
     command = f"python -m tests.gpu {check.part} --only {check.name}"
     beside = f" {BESIDE}" if machine["beside"] else ""
@@ -109,7 +109,7 @@ def _about(check: Check, outcome: Outcome) -> list[str]:
 
 
 def _found(results: list[Result], only_problems: bool = False) -> list[str]:
-    """The figures and the rows of one check, or of several that have the same columns."""
+    """Figures and rows of one check, or of several with the same columns."""
     figures = {name: value for result in results for name, value in result.figures.items()}
     rows = [row for result in results for row in result.rows if not only_problems or row["problem"]]
     lines = [*_table([{"figure": name, "value": value} for name, value in figures.items()]), ""] if figures else []
@@ -117,7 +117,7 @@ def _found(results: list[Result], only_problems: bool = False) -> list[str]:
 
 
 def _not_run(checks: list[Check]) -> list[str]:
-    """What is still to be done, by the command that does it."""
+    """What is still to be run, by the command that runs it."""
     lines = [f"- {check.title}: `python -m tests.gpu {check.part} --only {check.name}`" for check in checks]
     return ["**Not run:**", "", *lines, ""] if lines else []
 
@@ -136,7 +136,7 @@ def _one_line(text: str) -> str:
 
 
 def _table(rows: list[dict[str, Any]]) -> list[str]:
-    """A Markdown table; numbers to the right."""
+    """A Markdown table; numbers right-aligned."""
     names = [*rows[0]]
     numeric = [all(_is_number(row[name]) for row in rows) for name in names]
     rule = ["---:" if right else "---" for right in numeric]
@@ -155,7 +155,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """A value for people: three significant digits where it is small, whole where it is large."""
+    """A value for people: three significant digits if small, whole if large."""
     if value is None:
         return "-"
     if isinstance(value, bool):

@@ -26,11 +26,11 @@ KNOWN = {
 TOLERANCE = 0.05
 
 NO_PHASES = ("step", "cpu", "data_wait")
-"""What of a window is no phase of the GPU's."""
+"""Parts of a window that are not GPU phases."""
 
 
 def known_phases(bench: Bench, result: Result) -> None:
-    """Each phase is as long as what was queued in it, they make up the step, and nothing is waited for as data."""
+    """Each phase is as long as the work queued in it, they make up the step, and there is no data wait."""
     timeline, work = Timeline(bench.device), _Work(bench)
     work(1.0)  # the first one loads the kernel
     bench.synchronize()
@@ -84,7 +84,7 @@ class _Work:
 
 
 def real_steps(bench: Bench, result: Result) -> None:
-    """Where the GPU is the limit, the phases make up the step, and data_wait is next to nothing."""
+    """If the GPU is the bottleneck, the phases make up the step, and data_wait is next to nothing."""
     sizes, steps = bench.sizes, bench.sizes.steps
     settings = bench.settings(
         student=sizes.student.name, global_batch_size=sizes.large_batch, log_every=steps, num_workers=2

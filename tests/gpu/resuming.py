@@ -26,7 +26,7 @@ STEPS = 4
 """Before the checkpoint: in fp16 the first few may be skipped, until the loss scale fits."""
 
 TOLERANCE = 1e-3
-"""Largest difference between two weights, as a share of the largest change that the step made."""
+"""Maximum difference between two weights, as a share of the step's largest change."""
 
 
 def one_rank(bench: Bench, result: Result) -> None:
@@ -39,7 +39,7 @@ def one_rank(bench: Bench, result: Result) -> None:
 
 
 def two_ranks(bench: Bench, result: Result) -> None:
-    """The same on two ranks, whose state ZeRO shares and whose checkpoint both read."""
+    """The same on two ranks, between which ZeRO shards the state; both read the checkpoint."""
 
     def work(world: World) -> None:
         _make_deterministic()
@@ -62,7 +62,7 @@ def _rows(bench: Bench) -> Path:
 
 
 def _make_deterministic() -> None:
-    """So that the same step twice gives the same bits: attention's backward pass adds up atomically by default."""
+    """Make the same step give the same bits twice: attention's backward pass uses atomic adds by default."""
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # https://docs.nvidia.com/cuda/cublas/#results-reproducibility
     torch.use_deterministic_algorithms(True, warn_only=True)
 
@@ -71,8 +71,8 @@ def _resumed(bench: Bench, world: World, saving: World, optimizer: str, zero: bo
     """One combination's row; an error is its `problem`.
 
     Args:
-        world: that the model is trained in.
-        saving: that the checkpoint is written and read by.
+        world: in which the model is trained.
+        saving: by which the checkpoint is written and read.
     """
     row: dict[str, Any] = {"optimizer": optimizer, "ZeRO": zero, "precision": precision}
     try:
@@ -127,7 +127,7 @@ def _fresh(bench: Bench, settings: DistillationSettings, world: World) -> Traini
 
 
 def _step(bench: Bench, state: TrainingState, settings: DistillationSettings, images: torch.Tensor) -> None:
-    """One optimizer step as the loop makes it, on labels that follow from the place in the batch."""
+    """One optimizer step as in the loop, with labels by position in the batch."""
     labels = torch.arange(len(images), device=bench.device) % bench.sizes.classes
     with state.precision.autocast():
         loss = torch.nn.functional.cross_entropy(state.trained(images.to(bench.device)).float(), labels)

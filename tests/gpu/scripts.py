@@ -1,4 +1,4 @@
-"""Item 1: the kit's scripts, from their main() to the exported model, on files made on the spot."""
+"""Item 1: the kit's scripts, from their main() to the exported model, on generated files."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ CLASSES = 4
 STEPS = 20
 
 EPOCH = 4
-"""Steps of an epoch."""
+"""Steps per epoch."""
 
 
 def distillation(bench: Bench, result: Result) -> None:
-    """Twenty steps in bf16 with a teacher from a channel, of the sizes that the throughput is measured with."""
+    """Twenty steps in bf16 with a teacher from a channel, at the sizes of the throughput measurements."""
     make_channels(bench, bench.sizes.teacher)
     settings = settings_of(bench, bench.sizes.student, max_steps=STEPS, epochs=STEPS)
     run_script(bench, result, "train_kd", settings, STEPS)
@@ -76,8 +76,8 @@ def cached_distillation(bench: Bench, result: Result) -> None:
 
 
 def graphs(bench: Bench, result: Result) -> None:
-    """Both models compiled, as CUDA graphs where there is a GPU: an epoch fills the cache, the next ones read it, and each is evaluated; beside
-    the same run as it is."""
+    """Both models compiled, as CUDA graphs if there is a GPU: an epoch fills the cache, the next ones read it, and each is evaluated;
+    beside the same run without compilation."""
     make_channels(bench, bench.sizes.shallow_teacher)
     values = {"epochs": 3, "teacher_cache": TeacherCacheSettings(views=1, top_k=None), "ema_decay": 0.9}
     losses = {}
@@ -100,7 +100,7 @@ def graphs(bench: Bench, result: Result) -> None:
 
 
 def classifier(bench: Bench, result: Result) -> None:
-    """Two epochs in bf16, with an average of the weights."""
+    """Two epochs in bf16, with averaged weights."""
     make_channels(bench)
     settings = ClassifierSettings(
         model=bench.sizes.shallow_student.name,
@@ -133,7 +133,7 @@ def segmentation(bench: Bench, result: Result) -> None:
 
 
 def dali_distillation(bench: Bench, result: Result) -> None:
-    """Two epochs whose images DALI decodes and varies, on the GPU where there is one."""
+    """Two epochs whose images DALI decodes and augments, on the GPU if there is one."""
     if not has_dali():
         raise NotChecked("nvidia.dali is not installed")
     make_channels(bench, bench.sizes.shallow_teacher)
@@ -162,14 +162,14 @@ def _allocated(bench: Bench) -> int:
 
 
 def settings_of(bench: Bench, student: Model, **values: Any) -> DistillationSettings:
-    """Settings of train_kd.py in bf16, where `values` say nothing else."""
+    """Settings of train_kd.py in bf16, unless `values` say otherwise."""
     return DistillationSettings(
         student=student.name, student_options=dict(student.options), **{**_common(bench), **values}
     )
 
 
 def make_channels(bench: Bench, teacher: Model | None = None, images: int | None = None) -> None:
-    """Labelled JPEGs, among them held-out ones that end in a ragged batch, and a teacher with random weights.
+    """Labelled JPEGs, including held-out ones that end in a ragged batch, and a teacher with random weights.
 
     Args:
         images: to train on. None: an epoch's.
@@ -195,7 +195,7 @@ def _channel(name: str, folder: Path) -> Path:
 
 
 def run_script(bench: Bench, result: Result, script: str, settings: Any, steps: int) -> None:
-    """A script's main() in this process, what it left, and whether it took so many steps."""
+    """Run a script's main() in this process; check what it left, and whether it took `steps` steps."""
     importlib.import_module(script).main(settings)
     [outcome] = Path("output/data").glob("*/result.json")
     summary = json.loads(outcome.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Item 11: how long a checkpoint holds training up, and what NVML and the system monitor say of the GPU."""
+"""Item 11: how long a checkpoint stalls training, and what NVML and the system monitor say about the GPU."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tests.gpu.bench import Bench
 from tests.gpu.outcomes import Result
 
 BUSY_SECONDS, LONGEST = 5.0, 30.0
-"""For which the GPU has work, and in which the monitor's first line must come."""
+"""For which the GPU has work, and within which the monitor's first line must come."""
 
 BETWEEN = 200
-"""Steps from one checkpoint to the next, so that the disk has the one before: of 4.9 GB it took 5 s."""
+"""Steps from one checkpoint to the next, so that the disk has the one before: 4.9 GB took it 5 s."""
 
 METRICS = ("GPUUtilization", "GPUMemoryUtilization")
 
 
 def checkpoint(bench: Bench, result: Result, *, size: str) -> None:
-    """Checkpoints within training: weights, average, both moments of AdamW. The first also pins the memory of the copies; the second finds
-    it, and the first on the disk.
+    """Checkpoints within training: weights, average, both moments of AdamW. The first also pins the memory of the copies; the second
+    reuses it, with the first already on disk.
 
     Args:
         size: student or teacher, whose size the trained model has.
@@ -61,7 +61,7 @@ def checkpoint(bench: Bench, result: Result, *, size: str) -> None:
 
 
 def gpu_metrics(bench: Bench, result: Result) -> None:
-    """NVML's values and the system monitor's lines, while the GPU is busy."""
+    """NVML's values and the system monitor's lines while the GPU is busy."""
     output = bench.folder / "output"
     with system_monitor(output, 0):
         side = 4096 if bench.is_gpu else 16

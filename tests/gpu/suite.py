@@ -1,4 +1,4 @@
-"""The checks, their parts and their time, and how a part of them runs."""
+"""The checks, their parts and time limits, and how a part runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ITEMS = {
     12: "Augmentation load",
     13: "KT's journey",
 }
-"""What the page's sections are called."""
+"""Titles of the page's sections."""
 
 MODELS, LOADS = ("resnet18", "resnet50", "resnet152"), (1, 4, 8, 12)
 """Of the DALI post."""
@@ -44,13 +44,13 @@ PARTS = (
     *(f"augmentation-{model}" for model in MODELS),
     "journey",
 )
-"""Each takes eight minutes at most, and runs alone by its name or its number."""
+"""Each takes at most eight minutes, and runs alone by its name or number."""
 
 
 HERE = Path(__file__).parent
 
 NEARLY = 0.95
-"""Of its time, after which a check is stopped; one that does not stop is killed."""
+"""Share of its time after which a check is stopped; one that does not stop is killed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,9 +67,9 @@ class Check:
     """After which it is killed."""
     options: Mapping[str, Any] = field(default_factory=dict)
     table: str = ""
-    """The title of the one table that this check's rows share with those of others of its item; empty: they have one of their own."""
+    """Title of the table that this check's rows share with those of others of its item; empty: they have their own."""
     only_problems: bool = False
-    """Whether the page has no rows but those with a `problem`."""
+    """Whether the page has only the rows with a `problem`."""
 
     def __call__(self, bench: Any, result: Result) -> None:
         module, name = self.function.split(":")
@@ -125,7 +125,7 @@ CHECKS = (
 
 
 def warm_up() -> None:
-    """Import what the checks import, once for all forks; what fails is reported by the checks that need it."""
+    """Import what the checks import, once for all forks; the checks that need it report what fails."""
     for module in ("bench", *sorted({check.function.split(":")[0] for check in CHECKS})):
         with suppress(Exception):
             importlib.import_module(f"tests.gpu.{module}")
@@ -141,13 +141,13 @@ def run_part(
     wanted: Sequence[str] = (),
     skip_passed: bool = False,
 ) -> list[Outcome]:
-    """Run a part's checks one after the other, each in a process of its own, and keep each outcome as it comes.
+    """Run a part's checks one after another, each in its own process, and keep each outcome as it comes.
 
     Args:
-        make_bench: gives what a check works with, in an empty folder.
+        make_bench: returns what a check works with, in an empty folder.
         folder: of the outcomes.
         wanted: names of checks. Empty: all of the part.
-        skip_passed: without those that passed before, of this commit on such a device.
+        skip_passed: without those that already passed for this commit on such a device.
     """
     ends, found = time.monotonic() + minutes * 60, []
     passed = _passed(folder, machine) if skip_passed else set()
@@ -168,7 +168,7 @@ def run_part(
 
 
 def _passed(folder: Path, machine: Mapping[str, Any]) -> set[str]:
-    """The checks that passed before, of the same commit on a device of the same name."""
+    """The checks that already passed, for the same commit on a device of the same name."""
     same = ("commit", "device")
     return {
         name
@@ -178,7 +178,7 @@ def _passed(folder: Path, machine: Mapping[str, Any]) -> set[str]:
 
 
 def without_paths(text: str) -> str:
-    """A text without the places of this machine's folders, so that it may stand on a page."""
+    """A text without this machine's paths, fit for a page."""
     for place in (ROOT, Path(sys.prefix), Path(tempfile.gettempdir())):
         text = text.replace(f"{place}/", "")
     return text
@@ -210,14 +210,14 @@ def _run(check: Check, make_bench: Callable[[Path], Any], folder: Path, seconds:
 
 
 class _OutOfTime(BaseException):
-    """Raised in a check a little before it is killed, so that what it has measured stays. Nothing catches it on its way, as torch.compile and
-    the fallback to models that are not compiled do with every Exception."""
+    """Raised in a check a little before it is killed, so that what it has measured stays. It is not an Exception: torch.compile and
+    the fallback to eager models catch every one of those."""
 
 
 def _answer(
     check: Check, make_bench: Callable[[Path], Any], place: Path, answer: Path, seconds: float, log: Path
 ) -> None:
-    """Run a check in this process, and leave its outcome in the folder where the parent looks for it.
+    """Run a check in this process, and leave its outcome in the folder that the parent reads.
 
     Args:
         seconds: after which the parent kills this process.

@@ -23,14 +23,14 @@ from tests.gpu.suite import Check
 HIDDEN = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")} | {
     "CUDA_VISIBLE_DEVICES": ""
 }
-"""No GPU, and no `make` around: one that `make test` started would also say which folder it enters."""
+"""No GPU, and no outer `make`: one that `make test` started would also say which folder it enters."""
 
 SAME_LINES = (
     "throughput-36-compiled",
     *(f"throughput-256-{mode}" for mode in ("eager", "compiled", "reduce-overhead")),
     *(check.name for check in suite.CHECKS if check.item == 12 and check.name != "augmentation-resnet18-4"),
 )
-"""Checks that run no line which another one does not run."""
+"""Checks whose lines are all run by another check."""
 
 MACHINE: dict[str, Any] = {
     "packages": {},
@@ -40,10 +40,10 @@ MACHINE: dict[str, Any] = {
     "device": "a GPU",
     "beside": False,
 }
-"""What an outcome says of where it was found."""
+"""What an outcome says about where it was found."""
 
 ELSEWHERE = ("needs a GPU", "nvidia.dali is not installed")
-"""Why a check may not be made in a rehearsal."""
+"""Why a check may not run in a rehearsal."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Item 10: images a second and MFU of distillation, teacher online and from a filled cache."""
+"""Item 10: images/s and MFU of distillation, with the teacher online and from a filled cache."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ MODES: dict[str, dict[str, Any]] = {
     "compiled": {"compile": True, "cuda_graphs": False},
     "reduce-overhead": {"compile": True, "cuda_graphs": True},
 }
-"""By torch's name of the last: how the models run."""
+"""How the models run, by torch's name for the last."""
 
 EPOCH = 32
-"""Steps of an epoch; with a cache each one begins with a look at its records."""
+"""Steps per epoch; with a cache, each epoch begins with a look at its records."""
 
 LEARNING, SAME = 20, 0.2
-"""Steps after which weights are compared, and how far they may be apart: AdamW turns a rounded sign of a tiny gradient into a whole step."""
+"""Steps after which weights are compared, and how far they may differ: AdamW turns a rounded sign of a tiny gradient into a whole step."""
 
 
 def distillation(bench: Bench, result: Result, *, batch: int, mode: str) -> None:
-    """One batch over and over, so that no input side is in it.
+    """One repeated batch, so that it excludes the input side.
 
     Args:
         mode: of MODES.
@@ -73,7 +73,7 @@ def distillation(bench: Bench, result: Result, *, batch: int, mode: str) -> None
 
 
 def convolutions(bench: Bench, result: Result) -> None:
-    """A convolutional model on labels alone, with the algorithms that cuDNN takes by itself, and with those that it found to be the fastest;
+    """A convolutional model on labels alone, with the algorithms that cuDNN chooses by default, and with those that it found to be fastest;
     then compiled."""
     sizes = bench.sizes
     pixels = torch.zeros(1, 3, sizes.image_size, sizes.image_size, dtype=torch.uint8)
@@ -113,7 +113,7 @@ def segmentation(bench: Bench, result: Result) -> None:
 
 
 def grouped(bench: Bench, result: Result) -> None:
-    """Distillation under DistributedDataParallel, by NCCL where there is a GPU: as it is, compiled, and as CUDA graphs, which must learn
+    """Distillation under DistributedDataParallel, with NCCL if there is a GPU: as it is, compiled, and as CUDA graphs, which must learn
     the same."""
     sizes, learned = bench.sizes, {}
     with one_rank(bench) as world:
@@ -142,8 +142,8 @@ def grouped(bench: Bench, result: Result) -> None:
 
 
 def fp8_teacher(bench: Bench, result: Result) -> None:
-    """What one would bring, which the kit does not have: the teacher's forward pass with matrices in fp8 by torchao, a scale a row, beside
-    that in bf16, both compiled."""
+    """What an fp8 teacher, which the kit does not have, would gain: the teacher's forward pass with matrices in fp8 by torchao, one scale
+    per row, beside that in bf16, both compiled."""
     bench.require_gpu("fp8")
     if importlib.util.find_spec("torchao") is None:
         raise NotChecked("the kit has no fp8 teacher, and torchao, by which its gain is measured, is not installed")
@@ -170,13 +170,13 @@ def fp8_teacher(bench: Bench, result: Result) -> None:
             for precision, model in models.items():
                 called = torch.compile(model, dynamic=False) if mode == "compiled" else model
                 row = {"teacher": precision, "models": mode, "batch": batch}
-                print("measuring", row, flush=True)  # the log's last line, where one takes too long
+                print("measuring", row, flush=True)  # the log's last line if one takes too long
                 images = torch.randint(0, 256, (batch, 3, sizes.image_size, sizes.image_size), dtype=torch.uint8)
                 result.rows.append({**row, **_forward_speed(called, images.to(bench.device))})
 
 
 def _forward_speed(model: Any, images: torch.Tensor) -> dict[str, float]:
-    """Of 20 forward passes, after five."""
+    """Over 20 forward passes, after five."""
     with torch.no_grad():
         for _ in range(5):
             model(images)
@@ -202,7 +202,7 @@ def _measured(bench: Bench, engine: Engine, batch: int, mode: str, logits: str) 
         "ms a step": seconds * 1000,
         "MFU": done.get("mfu"),
         "GFLOP an image": done["tflops"] * 1000 * seconds / size if done else None,
-        # the memory of CUDA graphs is not among what the allocator counts here
+        # the allocator's count here does not include the memory of CUDA graphs
         "peak memory, GiB": torch.cuda.max_memory_allocated(bench.device) / 2**30
         if bench.is_gpu and mode != "reduce-overhead"
         else None,

@@ -1,4 +1,4 @@
-"""Item 13, KT's journey: their kind of job as it began, in fp32 and as it is, with 16 workers; `launcher tune` finds the rest."""
+"""Item 13, KT's journey: their kind of job as it began, in fp32, not compiled, with 16 workers; `launcher tune` finds the rest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.gpu.outcomes import NotChecked, Result
 from tests.gpu.scripts import make_channels
 
 IMAGES = 2048
-"""To train on; each trial sees some of them."""
+"""To train on; each trial uses some of them."""
 
 TOOLKIT = ("pydantic", "sagemaker_pytorch_container")
 """What the launcher needs to run a job on this machine."""
@@ -23,11 +23,11 @@ TOOLKIT = ("pydantic", "sagemaker_pytorch_container")
 ALLOWED = ("precision", "compile", "compile_teacher", "cuda_graphs")
 
 MINUTES, TRIALS = 5.5, 20
-"""The part lasts eight minutes at most, the last trial and the files to train on among them."""
+"""The part lasts at most eight minutes, including the last trial and making the training files."""
 
 
 def journey(bench: Bench, result: Result) -> None:
-    """A large teacher, a small student and 36 images a step; what tune changed, and what each change brought."""
+    """A large teacher, a small student and 36 images per step; what tune changed, and what each change gained."""
     if missing := [name for name in TOOLKIT if importlib.util.find_spec(name) is None]:
         raise NotChecked(f"the launcher runs no job here: {', '.join(missing)} is not installed")
     import launcher
@@ -45,7 +45,7 @@ def journey(bench: Bench, result: Result) -> None:
             trials=TRIALS if bench.is_gpu else 1,
             table=table,
         )
-    finally:  # also where its time is over
+    finally:  # even if its time is over
         result.rows += _trials(table)
     print(found)
     result.figures |= {
@@ -60,7 +60,7 @@ def journey(bench: Bench, result: Result) -> None:
 
 
 def _trials(table: Path) -> list[dict[str, Any]]:
-    """The trials that ended, in their order."""
+    """The finished trials, in order."""
     if not table.is_file():
         return []
     with open(table, encoding="utf-8", newline="") as file:

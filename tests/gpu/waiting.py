@@ -26,23 +26,23 @@ from tests.gpu.scripts import has_dali
 WARM_UP, STEPS = 4, 5
 
 ASLEEP = 500.0
-"""Milliseconds that the GPU is busy while the host makes a step: far more than a step of shallow models takes the host."""
+"""Milliseconds that the GPU is busy while the host runs a step: far more than the host needs for a step of the shallow models."""
 
 BUSY = "a step behind a busy GPU"
 
 TRIES = 3
-"""The least of these counts: a first one may still allocate pinned memory, which waits for the device."""
+"""The minimum of these counts: the first may still allocate pinned memory, which waits for the device."""
 
 
 def distillation(bench: Bench, result: Result) -> None:
-    """Online distillation with an average of the weights, on batches that workers of each kind make."""
+    """Online distillation with averaged weights, on batches from workers of each kind."""
     for kind in ("processes", "threads", "loader"):
         _never_waits(bench, result, _distillation(bench, worker_type=kind).steps(), f"batches by {kind}")
     bench.require_gpu(BUSY)
 
 
 def filling_distillation(bench: Bench, result: Result) -> None:
-    """Distillation that fills a cache: the logits travel and are written behind training."""
+    """Distillation that fills a cache: the logits are copied and written in the background."""
     engine = _distillation(bench, teacher_cache=TeacherCacheSettings(views=1))
     _never_waits(bench, result, engine.steps(), "filling the cache")
     result.expect(engine.task.cache.hits == 0, "every step fills the cache")
@@ -63,7 +63,7 @@ def cached_distillation(bench: Bench, result: Result) -> None:
 
 
 def grouped_distillation(bench: Bench, result: Result) -> None:
-    """Distillation under DistributedDataParallel, with the question after every step whether to stop."""
+    """Distillation under DistributedDataParallel, asking after every step whether to stop."""
     with one_rank(bench) as world:
         engine = _distillation(bench, world=world)
 
@@ -72,7 +72,7 @@ def grouped_distillation(bench: Bench, result: Result) -> None:
                 engine.run.stop.agreed()
                 yield
 
-        # the answer of two steps before is waited for by design, so the host may be held up by a long kernel
+        # waiting for the answer of two steps before is by design, so a long kernel may hold up the host
         _never_synchronizes(bench, result, steps())
         engine.run.stop.finish()
 
@@ -102,7 +102,7 @@ def segmentation(bench: Bench, result: Result) -> None:
 
 
 def dali(bench: Bench, result: Result) -> None:
-    """What is done with DALI's pixels; and whole steps on DALI's batches where it is installed."""
+    """What is done with DALI's pixels; and whole steps on DALI's batches if it is installed."""
     varied = {"mixup": 0.2, "cutmix": 1.0, "random_erasing": 0.25, "min_crop_area": 0.5}
     sizes = bench.sizes
     student = sizes.shallow_student
@@ -120,7 +120,7 @@ def dali(bench: Bench, result: Result) -> None:
 
 
 def stop_flag(bench: Bench, result: Result) -> None:
-    """The answer comes when the work before the question is done, however much was queued after it."""
+    """The answer comes once the work before the question is done, however much was queued after it."""
     with one_rank(bench) as world:
         for flag in (False, True):
             result.expect(world.any_later(flag)() is flag, f"the answer to {flag} is {flag}")
@@ -151,7 +151,7 @@ def _distillation(bench: Bench, *, world: Any = None, **values: Any) -> Engine:
 
 
 def _never_waits(bench: Bench, result: Result, steps: Iterator[None], what: str) -> None:
-    """No synchronising call, and no copy from pageable memory, which only holds the host up behind a busy GPU."""
+    """No synchronising call, and no copy from pageable memory, which holds up the host only behind a busy GPU."""
     _never_synchronizes(bench, result, steps)
     _comes_back_early(bench, result, steps, what)
 
@@ -167,7 +167,7 @@ def _never_synchronizes(bench: Bench, result: Result, steps: Iterator[None]) -> 
 
 
 def _comes_back_early(bench: Bench, result: Result, steps: Iterator[None], what: str) -> None:
-    """The host makes a whole step while the GPU is still busy with earlier work; nothing on the CPU."""
+    """The host runs a whole step while the GPU is still busy with earlier work; nothing on the CPU."""
     for _ in range(2):
         next(steps)
     if not bench.is_gpu:
@@ -185,7 +185,7 @@ def _comes_back_early(bench: Bench, result: Result, steps: Iterator[None], what:
 
 
 def _finish_never_waits(bench: Bench, result: Result, recipe: ViewsByDali) -> None:
-    """What makes a batch of DALI's pixels, given pixels that lie on the device."""
+    """Making a batch of DALI's pixels, given pixels on the device."""
     draws = [(1, number) for number in range(bench.sizes.batch)]
     drawn = [*map(recipe.begin_batch(frozenset()), draws)]
     items = [*{id(item): item for one in drawn for item in one.items}.values()]

@@ -1,9 +1,9 @@
-"""One system monitor a host, for as long as a process of the run lives there.
+"""One system monitor per host, for as long as a process of the run lives there.
 
 Two locked files in the monitor's folder say so: PRESENT, which all these processes share, and MONITOR, which the monitor has
 to itself. The kernel unlocks a file when its holder ends, however that ends: https://man7.org/linux/man-pages/man2/flock.2.html
 
-It is imported as every Python process of a run starts, and imports next to nothing.
+Every Python process of a run imports it at its start, so it imports next to nothing.
 """
 
 from __future__ import annotations
@@ -14,36 +14,36 @@ import sys
 import time
 
 FOLDER = "profiler-output"
-"""Below the host's output folder: what SageMaker's profiler readers take as the root."""
+"""In the host's output folder: what SageMaker's profiler readers take as the root."""
 
 PRESENT, MONITOR = ".present", ".monitor"
 """Locked files in FOLDER. The second holds the monitor's process id."""
 
 PAUSE = 0.002
-"""Seconds between two tries to be present while the last monitor ends, or to see that it has."""
+"""Seconds between attempts to be present while the last monitor ends, or checks that it has."""
 
 BUSY_SECONDS = 2.0
-"""To be present while the last monitor ends, which takes its only sample then, maybe where cores are full."""
+"""Timeout to be present while the last monitor ends, which may take its only sample then, on busy cores."""
 
 END_SECONDS = 5.0
-"""For a monitor's end, which may still be starting."""
+"""Timeout for a monitor's end, which may still be starting."""
 
 RUN = "import sys; sys.path.append(sys.argv.pop(1)); from launcher_observer.system.monitor import main; main()"
-"""The package's folder comes last, behind Python's own: no module of a script replaces one of those."""
+"""The package's folder comes last, after Python's own: no module of a script shadows one of those."""
 
 
 class Presence:
     """A process's presence on its host, during which a monitor samples it."""
 
     present = False
-    """Whether this process, or the one that it is a fork of, is present already: a host has one monitor."""
+    """Whether this process, or the one it was forked from, is already present: a host has one monitor."""
 
     def __init__(self, output: str, *, quiet: bool):
-        """Be present until `leave`, or until this process and its forks have ended. The first one to be so starts the monitor.
+        """Be present until `leave`, or until this process and its forks have ended. The first to be present starts the monitor.
 
         Args:
             output: the host's output folder.
-            quiet: what cannot be sampled is said in a file beside the samples, and not on this process's standard error.
+            quiet: report what cannot be sampled in a file beside the samples, not on this process's standard error.
 
         Raises:
             OSError: the folder cannot be written, or its file system has no locks.
@@ -61,7 +61,7 @@ class Presence:
         Presence.present = True
 
     def leave(self) -> None:
-        """Be absent. Where nobody else is present, wait for the monitor's end: it first samples a run that was too short for it."""
+        """Be absent. If no other process is present, wait for the monitor's end: it first samples a run that was too short for it."""
         Presence.present = False
         fcntl.flock(self._present, fcntl.LOCK_UN)
         monitor = self._open(MONITOR)
@@ -89,9 +89,9 @@ def locked(file: int, how: int) -> bool:
 
 
 def _start(output: str, lock: int, quiet: bool) -> None:
-    """Start the monitor with the locked file as its standard input, so that it is locked for as long as the monitor lives.
+    """Start the monitor with the locked file as its standard input, so that the lock lasts as long as the monitor.
 
-    It is no child of this process: a script that waits for its children must not wait for it.
+    It is not a child of this process: a script that waits for its children must not wait for it.
     """
     command = [sys.executable, "-I", "-S", "-B", "-c", RUN, os.path.dirname(os.path.dirname(os.path.dirname(__file__)))]
     command += [output, f"--starter={os.getpid()}", *(["--quiet"] if quiet else [])]

@@ -1,4 +1,4 @@
-"""What this host, or its container, lets a process have: cores and memory. Standard library only."""
+"""The cores and memory that this host, or its container, gives a process. Standard library only."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ MEMORY, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
 def available_memory() -> int:
-    """Bytes that can be had without swapping: the machine's, or fewer where a container is limited."""
+    """Bytes available without swapping: the machine's, or fewer in a limited container."""
     lines = dict(line.split(":") for line in MEMORY.read_text(encoding="ascii").splitlines())
     left = int(lines["MemAvailable"].split()[0]) * 1024  # proc(5): kB
     limit, used = CGROUP / "memory.max", CGROUP / "memory.current"
     if limit.is_file() and limit.read_text().strip() != "max":
         counts = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
-        # pages of files that nobody has read again lately: the kernel drops them before it refuses memory
+        # file pages that were not read again lately: the kernel drops them before it refuses memory
         left = min(left, int(limit.read_text()) - int(used.read_text()) + int(counts.get("inactive_file", 0)))
     return left
 
 
 def usable_cores() -> float:
-    """Cores that this process may use: those it is bound to, or fewer where a container's quota gives it less time than that."""
+    """Cores that this process may use: those it is bound to, or fewer if a container's quota gives it less time than that."""
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min([bound, *cgroup_quotas()])
 
 
 def cgroup_quotas(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> Iterator[float]:
-    """The cores that each control group above this process lets it have, where one limits them.
+    """The cores that each control group above this process allows it, for those that set a limit.
 
     Version 2: cpu.max (https://docs.kernel.org/admin-guide/cgroup-v2.html), version 1: cpu.cfs_quota_us and cpu.cfs_period_us
-    (https://docs.kernel.org/scheduler/sched-bwc.html). In a container the own path may not be there: its mount begins with the own.
+    (https://docs.kernel.org/scheduler/sched-bwc.html). In a container the own path may not exist: the mount begins at the own group.
     """
     with contextlib.suppress(OSError):
         for line in own.read_text().splitlines():

@@ -1,6 +1,6 @@
 """What a host is doing, from the kernel's files: its cores, memory, disks, network and limits. Standard library only.
 
-The names are those that SageMaker's own agent writes (Type, Name, Dimension); what it has no name for has a Type of its own.
+The names are those that SageMaker's own agent writes (Type, Name, Dimension); metrics that it has no name for have their own Type.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from launcher_observer.system.host import cgroup_quotas
 
 SECTOR = 512
-"""Bytes; /proc/diskstats counts in these whatever the disk's own are: https://docs.kernel.org/admin-guide/iostats.html"""
+"""Bytes; /proc/diskstats counts in these, whatever the disk's own are: https://docs.kernel.org/admin-guide/iostats.html"""
 
 NOT_DISKS = ("loop", "ram", "zram", "dm-", "md", "sr", "fd", "nbd")
 """Block devices that lie in memory or on other devices, whose bytes would count twice."""
@@ -25,7 +25,7 @@ Key = tuple[str, str, str]
 """Type, Name, Dimension."""
 
 LIMITS_SECONDS = 10.0
-"""Between two looks at the cgroup's limits, which seldom change."""
+"""Between two reads of the cgroup's limits, which seldom change."""
 
 IDLE, IO_WAIT, COUNTED = 3, 4, 8
 """Of a core's times in /proc/stat, proc(5): user nice system idle iowait irq softirq steal; guest time is in user's already."""
@@ -56,10 +56,10 @@ class HostSamples:
         self._limits_until = float("-inf")
 
     def look(self, now: float) -> dict[Key, float]:
-        """The values since the last call; of the first one nothing is of use but that it was made.
+        """The values since the last call; those of the first call are of no use.
 
         Args:
-            now: seconds of any clock that runs evenly.
+            now: seconds of any steady clock.
         """
         seconds = now - self._before.get("now", now)
         self._before["now"] = now
@@ -81,8 +81,8 @@ class HostSamples:
         return values
 
     def _core_values(self, seconds: float) -> Iterator[tuple[Key, float]]:
-        """Each core's share of time that it was not idle, and that it waited for a disk: as with SageMaker's agent, the first
-        holds the second. Besides, how many tasks were ready to run, and how often cores changed between tasks."""
+        """Each core's share of time not idle, and waiting for a disk: as with SageMaker's agent, the first includes the second.
+        Also how many tasks were ready to run, and the rate of context switches."""
         tasks: dict[str, float] = {}
         for line in (self._proc / "stat").read_bytes().split(b"\n"):
             if line.startswith(b"cpu") and line[3:4] != b" ":
@@ -107,7 +107,7 @@ class HostSamples:
             yield ("tasks", "ContextSwitchesPerSecond", ""), self._rate("ctxt", tasks["ctxt"], seconds)
 
     def _memory_value(self, limit: int | None) -> dict[Key, float]:
-        """Used share of the machine's memory, or of the container's where that has less. What can be given back is not used."""
+        """Used share of the machine's memory, or of the container's if that has less. Reclaimable memory is not used."""
         if limit is not None:
             for group in self._groups:
                 used = _number(group.memory / ("memory.current" if group.version == 2 else "memory.usage_in_bytes"))
@@ -121,7 +121,7 @@ class HostSamples:
         return {("memory", "MemoryUsedPercent", ""): 100 - 100 * values["MemAvailable"] / values["MemTotal"]}
 
     def _meminfo(self) -> dict[str, float]:
-        """kB by name, of the first three lines of /proc/meminfo and what follows them."""
+        """kB by name, of the first five lines of /proc/meminfo."""
         lines = (line.partition(b":") for line in (self._proc / "meminfo").read_bytes().split(b"\n")[:5])
         return {name.decode(): float(rest.split()[0]) for name, _, rest in lines if rest}
 
@@ -145,7 +145,7 @@ class HostSamples:
         return counts
 
     def _network_counts(self) -> dict[str, float]:
-        """Bytes through all interfaces that lead out of this machine, since they are there."""
+        """Bytes through all interfaces that lead out of this machine, since they came up."""
         try:
             lines = (self._proc / "net/dev").read_text(encoding="ascii", errors="replace").splitlines()[2:]
         except OSError:
@@ -161,13 +161,13 @@ class HostSamples:
         return {(kind, name, dimension): self._rate(name, count, seconds) for name, count in counts.items()}
 
     def _rate(self, name: str, count: float, seconds: float) -> float:
-        """A counter's rate per second since the last look; 0 where it began anew, as with an interface that went and came."""
+        """A counter's rate per second since the last look; 0 if it was reset, as when an interface went and came back."""
         grown = count - self._before.get(name, count)
         self._before[name] = count
         return grown / seconds if seconds > 0 and grown > 0 else 0.0
 
     def _pressures(self, seconds: float) -> dict[Key, float]:
-        """Share of time in which some task waited for a core, for a disk, or for memory, as the kernel itself counts it.
+        """Share of time in which some task waited for a core, a disk or memory, as the kernel itself counts it.
         https://docs.kernel.org/accounting/psi.html"""
         found: dict[Key, float] = {}
         for name, said in (
@@ -184,7 +184,7 @@ class HostSamples:
         return found
 
     def _throttled_percent(self) -> float | None:
-        """Share of the quota's periods in which it held tasks back, in the group where it did so most; None: nobody counts it."""
+        """Share of the quota's periods in which it throttled tasks, in the most throttled group; None: not counted."""
         shares = []
         for group in self._groups:
             counts = _table(group.cpu / "cpu.stat")
@@ -198,7 +198,7 @@ class HostSamples:
         return max(shares, default=None)
 
     def _memory_limit(self) -> int | None:
-        """Bytes that this container may hold; None where it is the whole machine's memory."""
+        """Bytes that this container may hold; None if that is the whole machine's memory."""
         files = ("memory.limit_in_bytes", "memory.max")
         limits = [_number(group.memory / files[group.version - 1]) for group in self._groups]
         machine = self._meminfo().get("MemTotal", float("inf")) * 1024
@@ -206,7 +206,7 @@ class HostSamples:
 
 
 def _own_groups(proc: Path, mounted: Path) -> Iterator[Cgroup]:
-    """This process's control groups, the innermost first, as far as they can be seen from here."""
+    """This process's control groups that are visible from here, the innermost first."""
     own: dict[str, str] = {}
     for line in _text(proc / "self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -222,7 +222,7 @@ def _own_groups(proc: Path, mounted: Path) -> Iterator[Cgroup]:
 
 
 def _upwards(mounted: Path, path: str) -> Iterable[Path]:
-    """A group's folder and those around it; in a container the path may be one that only the outside has."""
+    """A group's folder and its parents; in a container the path may exist only outside."""
     place = mounted / path.strip("/")
     while place != mounted:
         if place.is_dir():
@@ -232,7 +232,7 @@ def _upwards(mounted: Path, path: str) -> Iterable[Path]:
 
 
 def _is_partition(name: str, disk: str) -> bool:
-    """Whether sda1 or nvme0n1p1 is a part of sda or nvme0n1, which stands before it in /proc/diskstats."""
+    """Whether sda1 or nvme0n1p1 is a partition of sda or nvme0n1, which precedes it in /proc/diskstats."""
     rest = name[len(disk) :]
     return name.startswith(disk) and rest.removeprefix("p").isdigit()
 
@@ -245,7 +245,7 @@ def _text(file: Path) -> str:
 
 
 def _number(file: Path) -> float | None:
-    """A file's number; None where it has none."""
+    """A file's number; None if it has none."""
     text = _text(file)
     return float(text) if text.isdigit() else None
 

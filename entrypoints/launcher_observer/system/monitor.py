@@ -1,7 +1,7 @@
-"""The system monitor: one process a host that samples cores, memory, disks, network and GPUs in SageMaker Debugger's own format.
+"""The system monitor: one process per host that samples cores, memory, disks, network and GPUs in SageMaker Debugger's own format.
 
-It is a process of its own, so that it neither takes the training's Python lock nor waits for it, and it can fail without harm:
-whatever goes wrong is named once. `background` starts it, and says how long it lives. Standard library only.
+As a separate process it neither takes the training's GIL nor waits for it, and it can fail without harm: whatever goes wrong is
+reported once. `background` starts it, and decides how long it lives. Standard library only.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ DEFAULT_INTERVAL = 500
 """SageMaker's own."""
 
 FULL_RATE_BYTES = 256 * 2**20
-"""So much is written at the full rate, and as much again at half of it, at a quarter … On the largest hosts (96 cores, 8 GPUs,
-500 ms) each halving lasts twice as long as the one before, the first 80 min; 28 days, SageMaker's longest job, make 2.5 GB."""
+"""Written at the full rate, then as much again at half of it, at a quarter … On the largest hosts (96 cores, 8 GPUs, 500 ms)
+each halving lasts twice as long as the one before, the first 80 min; 28 days, SageMaker's longest job, make 2.5 GB."""
 
 FREE_BYTES = 2**30
-"""Nothing is written where the disk has no more left than that: it is the checkpoints' and the model's."""
+"""Nothing is written if the disk has less left: that is for the checkpoints and the model."""
 
 LOOK_SECONDS = 0.1
-"""Between two looks whether a process of the run still lives."""
+"""Between two checks whether a process of the run still lives."""
 
 SHORTEST_SAMPLE = 0.05
 """Seconds; the kernel counts a core's time in hundredths."""
 
 LOG = "monitor.log"
-"""In FOLDER: what could not be sampled, where standard error is not the monitor's to write to."""
+"""In FOLDER: what could not be sampled, if the monitor must not write to standard error."""
 
 
 @contextlib.contextmanager
 def system_monitor(output: Path, local_rank: int, *, wanted: bool = True) -> Iterator[None]:
-    """Sample this host while the body runs, for its first process.
+    """Sample this host while the body runs, if this is its first process.
 
     Args:
         output: the host's output folder.
-        local_rank: this process's number on its host.
-        wanted: false: nothing is sampled.
+        local_rank: this process's rank on its host.
+        wanted: if false, nothing is sampled.
     """
     presence = None
     if wanted and local_rank == 0 and not Presence.present:  # the observer's, in a script that it watches
@@ -73,7 +73,7 @@ def system_monitor(output: Path, local_rank: int, *, wanted: bool = True) -> Ite
 
 
 def interval_ms(environ: Mapping[str, str] = os.environ) -> tuple[int, str]:
-    """Milliseconds between two samples, and why: as the job's profiling section says, which SageMaker hands on in a file."""
+    """Milliseconds between two samples, and why: set by the job's profiling section, which SageMaker passes on in a file."""
     file = Path(environ.get("SAGEMAKER_BASE_DIR", "/opt/ml"), "input/config/profilerconfig.json")
     try:
         text = file.read_text(encoding="utf-8")
@@ -90,7 +90,7 @@ def interval_ms(environ: Mapping[str, str] = os.environ) -> tuple[int, str]:
 
 
 class Writer:
-    """Samples as JSON lines, a file a minute: system/incremental/YYYYMMDDHH/<second of the minute's begin>.algo-N.json, in UTC."""
+    """Samples as JSON lines, one file per minute: system/incremental/YYYYMMDDHH/<second of the minute's begin>.algo-N.json, in UTC."""
 
     def __init__(self, folder: Path, node: str):
         self._folder, self._node = folder, node
@@ -105,7 +105,7 @@ class Writer:
             now: Unix seconds.
 
         Raises:
-            OSError: it could not be written; the next one is tried again.
+            OSError: it could not be written; the next one is still tried.
         """
         minute = int(now) // 60 * 60
         if minute != self._minute:
@@ -135,12 +135,12 @@ class Writer:
 
 
 class Errors:
-    """Names each kind of error once."""
+    """Reports each kind of error once."""
 
     def __init__(self, log: Path | None) -> None:
         """
         Args:
-            log: where to; None: on standard error.
+            log: the file; None: standard error.
         """
         self._log = log
         self._reported: set[str] = set()
@@ -160,7 +160,7 @@ class Errors:
 
 
 def open_gpus(errors: Errors) -> Gpus | None:
-    """The GPUs; None where this machine has no driver for any."""
+    """The GPUs; None if this machine has no driver for any."""
     try:
         return Gpus()
     except OSError as error:
@@ -172,7 +172,7 @@ def open_gpus(errors: Errors) -> Gpus | None:
 
 
 def open_neighbours(starter: str, errors: Errors) -> Neighbours | None:
-    """The programs outside the run; None where this process cannot tell which those are."""
+    """The programs outside the run; None if this process cannot tell which those are."""
     try:
         return Neighbours(starter)
     except OSError as error:
@@ -186,7 +186,7 @@ def sample_while_needed(output: Path, present: int, starter: str, errors: Errors
     Args:
         output: the host's output folder.
         present: the file that they have locked.
-        starter: process id of the one of them that started the monitor.
+        starter: id of the process that started the monitor.
     """
     interval, host, gpus = interval_ms()[0] / 1000, HostSamples(), open_gpus(errors)
     neighbours = open_neighbours(starter, errors)
@@ -203,7 +203,7 @@ def sample_while_needed(output: Path, present: int, starter: str, errors: Errors
         values: dict[Key, float] = {}
         try:
             values |= host.look(time.monotonic())
-        except Exception as error:  # a kernel's file that looks otherwise: what else there is goes on
+        except Exception as error:  # a kernel file in another format: the other metrics go on
             errors.report("no metrics of the cores, memory, disks and network", error)
         if neighbours is not None:
             try:
@@ -229,7 +229,7 @@ def sample_while_needed(output: Path, present: int, starter: str, errors: Errors
 
 
 def _alone_before(due: float, present: int) -> bool:
-    """Wait until a moment; whether nobody is present before it. The file then stays locked, so that nobody comes meanwhile."""
+    """Wait until a moment; whether before it no process is present. If so, the file stays locked, so that none can join."""
     while not locked(present, fcntl.LOCK_EX):
         left = due - time.monotonic()
         if left <= 0:
@@ -244,9 +244,9 @@ def slowed(interval: float, written: int) -> float:
 
 
 def _close_inherited() -> None:
-    """Close what the first process had open, but for the standard streams.
+    """Close the files that the first process had open, except the standard streams.
 
-    By number up to SC_OPEN_MAX it may take minutes: in a container that is a billion, and Python tries each before glibc 2.34.
+    Closing by number up to SC_OPEN_MAX may take minutes: in a container that is a billion, and before glibc 2.34 Python tries each.
     """
     try:
         numbers = [int(name) for name in os.listdir("/proc/self/fd")]
@@ -260,7 +260,7 @@ def _close_inherited() -> None:
 
 
 def main() -> None:
-    """The monitor's process: its standard input is the file that says that it lives, and holds its process id."""
+    """The monitor's process: its standard input is the file that shows that it lives and holds its process id."""
     parser = argparse.ArgumentParser()
     parser.add_argument("output", type=Path)
     parser.add_argument("--starter", required=True)
@@ -274,5 +274,5 @@ def main() -> None:
     folder = options.output / FOLDER
     present = os.open(folder / PRESENT, os.O_RDWR)
     sample_while_needed(options.output, present, options.starter, Errors(folder / LOG if options.quiet else None))
-    os.close(0)  # before os._exit unlocks the other: who can be present then must find no monitor that is ending
+    os.close(0)  # before os._exit unlocks the other: a process that can be present then must not find this monitor
     os._exit(0)

@@ -11,19 +11,19 @@ from launcher_observer.system.host_samples import Key
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 OF_A_RUN = (b"LAUNCHER_OBSERVER_FOLDER=", b"TRAINING_JOB_NAME=")
-"""Variables that all processes of a run share, on its other hosts of this machine too; the first that the monitor has itself counts."""
+"""Variables that all processes of a run share, also on its other hosts on this machine; the first that the monitor has itself counts."""
 
 SECONDS = 5.0
-"""Between two looks: one at all of a large host's processes takes some 20 ms."""
+"""Between two scans: one of all of a large host's processes takes some 20 ms."""
 
 SHORTEST = 1.0
 """Seconds between the first two, so that a short run has one."""
 
 NOTICED = 0.1
-"""Cores from which a program is named."""
+"""Minimum cores of a program that is named."""
 
 MOST = 5
-"""Programs that are named at a time, those with most cores."""
+"""Programs named at a time, those that use most cores."""
 
 TOTAL: Key = ("neighbours", "CoresOutsideTheRun", "")
 """Of all programs, at every look."""
@@ -35,8 +35,8 @@ class Neighbours:
     def __init__(self, starter: str, proc: Path = Path("/proc")):
         """
         Args:
-            starter: process id of one of the run, which started this one. A notebook's kernel names the run only after its start, and the
-                kernel shows it and its children with the environment that they had then.
+            starter: id of the run's process that started this one. A notebook's kernel sets the variable only after its start, and Linux
+                shows it and its children with the environment that they had then.
             proc: where it is mounted.
         """
         self._proc = proc
@@ -46,14 +46,14 @@ class Neighbours:
         self._used: dict[tuple[str, bytes], int] = {}
         """(process id, its start) -> ticks of CPU time at the last look."""
         self._inside: dict[tuple[str, bytes], bool] = {}
-        """Whether a process is of the run, of those that were looked at."""
+        """Whether each process looked at belongs to the run."""
         self._looked, self._due = 0.0, float("-inf")
 
     def look(self, now: float) -> dict[Key, float]:
-        """Cores by program, where a look is due; else nothing.
+        """Cores by program, if a look is due; else nothing.
 
         Args:
-            now: seconds of any clock that runs evenly.
+            now: seconds of any steady clock.
         """
         if now < self._due or self._mark is None:
             return {}
@@ -66,7 +66,7 @@ class Neighbours:
                 continue
             try:
                 text = (self._proc / name / "stat").read_bytes()
-            except OSError:  # it has ended in this moment
+            except OSError:  # it has just ended
                 continue
             head, _, rest = text.rpartition(b")")
             fields = rest.split()
@@ -90,7 +90,7 @@ class Neighbours:
         return self._inside[process]
 
     def _is_marked(self, process: str) -> bool:
-        """Whether a process or one of its ancestors has the variable: one that sets its title, as Ray's do, writes over its environment."""
+        """Whether a process or one of its ancestors has the variable: one that sets its title, as Ray's do, overwrites its environment."""
         while process not in ("0", "1"):
             if process == self._starter[0] and self._started(process) == self._starter[1]:
                 return True
@@ -104,7 +104,7 @@ class Neighbours:
         return False
 
     def _started(self, process: str) -> bytes | None:
-        """When a process started, in ticks: another one may have its number later. None: it has ended."""
+        """When a process started, in ticks: its id may be reused later. None: it has ended."""
         try:
             return (self._proc / process / "stat").read_bytes().rpartition(b")")[2].split()[19]
         except OSError:

@@ -1,4 +1,4 @@
-"""The GPUs' utilisation and memory by NVIDIA's management library, which comes with the driver. Standard library only."""
+"""The GPUs' utilisation and memory, from NVIDIA's management library, which comes with the driver. Standard library only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SUCCESS, NOT_SUPPORTED = 0, 3
 
 HELD_BACK = 0x08 | 0x20 | 0x40 | 0x80
 """nvmlClocksThrottleReason…: HwSlowdown, SwThermalSlowdown, HwThermalSlowdown, HwPowerBrakeSlowdown. The software power cap,
-under which a busy GPU always stands, is none of them."""
+which always applies to a busy GPU, is none of them."""
 
 
 class _Utilization(ctypes.Structure):
@@ -42,13 +42,13 @@ class Gpus:
         names = [str(number) for number in range(count.value)] if visible is None else visible.split(",")
         self._devices = [self._device(name.strip()) for name in names if name.strip()]
         self.refused: dict[str, str] = {}
-        """The driver's error instead of a value, by GPU and function; not where the GPU has no such value."""
+        """The driver's error instead of a value, by GPU and function; not if the GPU has no such value."""
 
     def look(self) -> dict[tuple[str, str, str], float]:
         """Percent by (Type, Name, Dimension).
 
-        A value that a GPU does not report is left out: one that is cut into parts (MIG) has no utilisation, a container
-        may lack the right to a value, and a GPU may be lost while the others work.
+        A value that a GPU does not report is left out: a partitioned GPU (MIG) has no utilisation, a container may lack
+        permission for a value, and a GPU may be lost while the others work.
         """
         values: dict[tuple[str, str, str], float] = {}
         for number, device in enumerate(self._devices):
@@ -72,14 +72,14 @@ class Gpus:
         return device
 
     def _tells(self, gpu: str, function: str, *arguments: object) -> bool:
-        """Whether a GPU gives a value; why not is kept in `refused`."""
+        """Whether a GPU returns a value; an error is kept in `refused`."""
         status = getattr(self._library, function)(*arguments)
         if status not in (SUCCESS, NOT_SUPPORTED):
             self.refused[f"{gpu} {function}"] = self._words(status)
         return bool(status == SUCCESS)
 
     def _call(self, function: str, *arguments: object) -> None:
-        """Raises OSError with the library's own words where it cannot."""
+        """Raises OSError with the library's own message on failure."""
         status = getattr(self._library, function)(*arguments)
         if status != SUCCESS:
             raise OSError(f"{function}: {self._words(status)}")

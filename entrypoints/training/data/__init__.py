@@ -1,1 +1,1 @@
-"""Where images come from."""
+"""The input pipeline."""

@@ -1,4 +1,4 @@
-"""How one training image is varied: crop, shift, rotation, mirroring, erasing, all from the numbers of one generator."""
+"""Augmentation of one training image: crop, shift, rotation, mirroring and erasing, all drawn from one generator."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 VIEWS_VERSION = 2
-"""Raise it whenever a change of the code changes the pixels of a view: what was kept of the old views is then not used."""
+"""Raise it whenever a code change alters the pixels of a view, so that what was cached of the old views is not used."""
 
 PARTS = (8, 4, 2)
-"""The parts of its size at which a JPEG can be decoded faster than whole: powers of two, where libjpeg's inverse DCT is smaller.
-Its other fractions (3/8, 5/8 …) take longer than the whole."""
+"""Scale denominators at which a JPEG decodes faster than in full: powers of two, for which libjpeg's inverse DCT is smaller.
+Its other fractions (3/8, 5/8 …) take longer than the full size."""
 
 
 class Turn(NamedTuple):
@@ -27,7 +27,7 @@ class Turn(NamedTuple):
 
 
 class Variation(NamedTuple):
-    """What is done to one image, in this order, so that every pipeline does the same."""
+    """The transforms of one image, in this order, so that every pipeline does the same."""
 
     turns: tuple[Turn, ...] = ()
     box: tuple[int, int, int, int] | None = None
@@ -38,11 +38,11 @@ class Variation(NamedTuple):
     """… moved right and down, in pixels of the view; what comes in from beyond is black."""
     mirrored: bool = False
     part: int = 1
-    """How many times smaller the image can be decoded for its box: that begins and ends there where the smaller image has pixels."""
+    """Scale denominator at which the image can be decoded; the box begins and ends at whole pixels of the smaller image."""
 
 
 class Erasing(NamedTuple):
-    """A box of a varied image that becomes noise."""
+    """A box of an augmented image that becomes noise."""
 
     top: int
     left: int
@@ -51,14 +51,14 @@ class Erasing(NamedTuple):
 
     @property
     def place(self) -> tuple[slice, slice, slice]:
-        """The box, as an index of an image (channels, height, width)."""
+        """The box, as an index into an image (channels, height, width)."""
         _, high, wide = self.noise.shape
         return slice(None), slice(self.top, self.top + high), slice(self.left, self.left + wide)
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How training images are varied. All zero or one: not at all."""
+    """How training images are augmented. All zero or one: not at all."""
 
     min_crop_area: float = 1.0
     horizontal_flip: bool = False
@@ -85,29 +85,29 @@ class Augmentation:
         return Variation(turns, box, degrees, shift, self.horizontal_flip and rng.random() < 0.5, part)
 
     def draw_erasing(self, shape: tuple[int, int, int], rng: random.Random) -> Erasing | None:
-        """What of some images is erased, of that (channels, height, width); `rng` drew the image's variation before."""
+        """The box to erase, if any, in an image of that (channels, height, width); `rng` drew the image's variation before."""
         erased = self.random_erasing and rng.random() < self.random_erasing
         return draw_erasing(shape, rng) if erased else None
 
     def erase(self, pixels: np.ndarray, rng: random.Random) -> None:
-        """Erase what `draw_erasing` draws of uint8 (channels, height, width), in place."""
+        """Erase what `draw_erasing` draws from uint8 pixels (channels, height, width), in place."""
         erasing = self.draw_erasing(pixels.shape, rng)
         if erasing is not None:
             pixels[erasing.place] = erasing.noise
 
 
 def decoded_part(box: tuple[int, int, int, int], size: int) -> int:
-    """How many times smaller an image can be decoded of which a view of `size` × `size` pixels shows that box; 1: not at all.
+    """Scale denominator at which an image can be decoded for a `size` × `size` view of that box; 1: full size.
 
-    The box still has a view's pixels then, at least. What is near to having just these comes out sharper than by the reference's
-    filter, which blurs what it shrinks: 34 dB at the least on photographs full of details, over 45 dB where there are twice as many.
+    The box still has at least the view's pixels then. If it has hardly more, the result is sharper than with the reference's filter,
+    which blurs what it shrinks: 34 dB at least on photographs full of detail, over 45 dB with twice as many pixels.
     """
     left, top, right, bottom = box
     return next((part for part in PARTS if min(right - left, bottom - top) >= part * size), 1)
 
 
 def _at_multiples(box: tuple[int, int, int, int], image_size: tuple[int, int], part: int) -> tuple[int, int, int, int]:
-    """The smallest box around a box whose sides are multiples of `part`; what an image's last pixels lack of one is left out."""
+    """The smallest box around a box with edges at multiples of `part`; an image's last pixels beyond its last multiple are left out."""
     width, height = (side // part * part for side in image_size)
     left, top = (side // part * part for side in box[:2])
     right, bottom = (-(-side // part) * part for side in box[2:])
@@ -115,10 +115,10 @@ def _at_multiples(box: tuple[int, int, int, int], image_size: tuple[int, int], p
 
 
 def random_box(image_size: tuple[int, int], min_area: float, rng: random.Random) -> tuple[int, int, int, int]:
-    """A random part of an image: its area from `min_area` to 1, its aspect 3:4 to 4:3 (https://arxiv.org/abs/1409.4842, section 6).
+    """A random crop of an image: area from `min_area` to 1, aspect ratio 3:4 to 4:3 (https://arxiv.org/abs/1409.4842, section 6).
 
     Returns:
-        left, top, right, bottom in pixels; where ten draws do not fit, the largest part of that aspect in the middle.
+        left, top, right, bottom in pixels; if none of ten draws fits, the largest crop of such an aspect ratio in the middle.
     """
     width, height = image_size
     for _ in range(10):
@@ -135,7 +135,7 @@ def random_box(image_size: tuple[int, int], min_area: float, rng: random.Random)
 def draw_erasing(shape: tuple[int, int, int], rng: random.Random) -> Erasing | None:
     """Random erasing (https://arxiv.org/abs/1708.04896, algorithm 1): noise in a box of 2 % to a third of the area.
 
-    The aspect is 0.3 to 1 / 0.3 and every pixel's noise its own, as in timm; where ten draws do not fit nothing is erased.
+    The aspect ratio is 0.3 to 1 / 0.3, and each pixel has its own noise, as in timm; if none of ten draws fits, nothing is erased.
 
     Args:
         shape: channels, height, width of the image.

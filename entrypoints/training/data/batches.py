@@ -1,4 +1,4 @@
-"""Which view of which image makes which batch: the same order at any number of processes, from any step on."""
+"""Samplers: which views of which images form each batch, in the same order at any world size and from any step on."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SampleKey = tuple[int, int]
 
 
 class Images(Protocol):
-    """Images of a run, indexed by a SampleKey. DataLoader takes them as it takes torch's Dataset, which has no length."""
+    """A run's images, indexed by a SampleKey. DataLoader accepts them like a torch Dataset, which declares no length."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, draw: SampleKey, /) -> Any:
-        """One item of a batch, a tuple that begins with the image. None: it is left out."""
+        """One batch item: a tuple that begins with the image. None: the image is left out."""
 
 
 Announce = Callable[[np.ndarray], Callable[[int], None]]
@@ -30,11 +30,11 @@ Announce = Callable[[np.ndarray], Callable[[int], None]]
 
 
 UNLABELLED = -100
-"""In the place of a class number: nobody labelled the image. torch.nn.functional.cross_entropy leaves it out by default."""
+"""Stands for the class number of an unlabelled image. torch.nn.functional.cross_entropy ignores it by default."""
 
 
 class LabelledBatch(NamedTuple):
-    """Views of training images, each with its label, and with the label of the image that is mixed in."""
+    """Views of training images, each with its own label and the label of the image mixed into it."""
 
     images: torch.Tensor
     """uint8 (batch, channels, height, width)."""
@@ -43,7 +43,7 @@ class LabelledBatch(NamedTuple):
     labels_b: torch.Tensor
     """int64 (batch,), class numbers of the images mixed in; `labels` where nothing is mixed in."""
     lam: torch.Tensor
-    """float32 (batch,), how much of an image is its own, in 0…1; 1 where nothing is mixed in."""
+    """float32 (batch,), each image's own share of its mix, in 0…1; 1 where nothing is mixed in."""
     indices: torch.Tensor
     """int64 (batch,), which training images."""
     views: torch.Tensor
@@ -77,11 +77,11 @@ class MaskedBatch(NamedTuple):
 
 
 STAYING = ("indices", "views", "records")
-"""Fields of a batch that are read on the CPU, whatever device trains."""
+"""Fields of a batch that are read on the CPU, whichever device trains."""
 
 
 def map_leaves(batch: Any, kinds: type | tuple[type, ...], change: Callable[[Any], Any]) -> Any:
-    """A batch, a list or a NamedTuple and what is in it, with what a function makes of each instance of some types; all else stays."""
+    """A batch of nested lists and NamedTuples with `change` applied to each instance of `kinds`; all else stays as it is."""
     if isinstance(batch, kinds):
         return change(batch)
     if not isinstance(batch, (list, tuple)):
@@ -91,31 +91,31 @@ def map_leaves(batch: Any, kinds: type | tuple[type, ...], change: Callable[[Any
 
 
 def map_tensors(batch: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """The same for its tensors."""
+    """`map_leaves` over a batch's tensors."""
     return map_leaves(batch, torch.Tensor, change)
 
 
 def bytes_of(batch: Any) -> int:
-    """Of all tensors of a batch."""
+    """Total bytes of a batch's tensors."""
     if isinstance(batch, torch.Tensor):
         return batch.numel() * batch.element_size()
     return sum(map(bytes_of, batch)) if isinstance(batch, (list, tuple)) else 0
 
 
 def views_of(epoch: int, views: int | None, together: int = 1) -> range:
-    """The views that an epoch draws of each of its images, from 1 on; with `views`, a multiple of `together`, they come round again."""
+    """The views, from 1 on, that an epoch draws of each of its images; with `views`, a multiple of `together`, they repeat."""
     visit = (epoch - 1) // together
     first = 1 + together * (visit if views is None else visit % (views // together))
     return range(first, first + together)
 
 
 def visit_of(view: int, together: int = 1) -> int:
-    """The visit to its image in which a view is made, from 1 on: the views of one visit share an arrangement of the images."""
+    """The visit, from 1 on, that a view of an image belongs to; all views of a visit share one arrangement of the images."""
     return (view - 1) // together + 1
 
 
 def parts_of(draws: Sequence[SampleKey], size: int) -> list[range]:
-    """Places of the parts, of about `size` draws each, that a batch is made in: the views of an image stay in one part."""
+    """Ranges of about `size` draws each that a batch is split into; the views of an image stay in one range."""
     begins = [place for place, draw in enumerate(draws) if place == 0 or draw[1] != draws[place - 1][1]]
     chosen: list[int] = []
     for place in begins:
@@ -125,7 +125,7 @@ def parts_of(draws: Sequence[SampleKey], size: int) -> list[range]:
 
 
 def share_of_batch(global_batch_size: int, world: World) -> int:
-    """Images of one optimizer step that each process takes.
+    """Images that each process takes per optimizer step.
 
     Raises:
         ValueError: the processes cannot have equal shares.
@@ -138,24 +138,24 @@ def share_of_batch(global_batch_size: int, world: World) -> int:
 
 
 class TrainingBatches(Sampler[list[SampleKey]]):
-    """This rank's micro-batches of every optimizer step: shuffled by seed and epoch, the last incomplete batch left out.
+    """This rank's micro-batches of each optimizer step, shuffled by seed and epoch; the last incomplete batch is dropped.
 
-    The global batches are the same at any world size; rank r of n takes the r-th n-th of each, in `accumulation` parts.
+    The global batches are the same at any world size. Rank r of n takes the r-th of n equal parts of each, in `accumulation` parts.
 
-    Epochs that draw the same view draw the same images, in another order, so that what the first of them kept is all that
-    the others need. Two neighbours of the view's order stay together, because mixing pairs them (`mixing.partners`).
+    Epochs that draw the same view draw the same images in a different order, so what the first of them caches is all that the
+    others need. Neighbouring pairs of the view's order stay together, because mixing pairs them (`mixing.partners`).
 
-    With `together` views of an image one after the other, N epochs visit each image once: each of them an N-th of the images, with N
+    With N = `together` consecutive views of an image, N epochs visit each image once: each epoch draws an N-th of the images, with N
     views of each.
 
     Args:
-        images: that an epoch draws at most.
-        accumulation: micro-batches an optimizer step.
-        views: how many views of each image there are. None: new ones every epoch.
-        together: how many views of an image come one after the other.
-        order: how images are shuffled. None: all of them among each other.
-        announce: called when an epoch begins, with the images that this rank will draw, int64 (images,), in their order; what
-            it gives is called with how many of them were asked for until then, whenever a batch is. So a source can read ahead.
+        images: the most that an epoch draws.
+        accumulation: micro-batches per optimizer step.
+        views: number of views of each image. None: new ones every epoch.
+        together: number of consecutive views of an image.
+        order: how images are shuffled. None: all of them together.
+        announce: called when an epoch begins with the images that this rank will draw, int64 (images,), in order. It returns a
+            function that is called at each batch with the number of images requested so far, so that a source can read ahead.
 
     Raises:
         ValueError: a batch does not divide, or there are too few images for one.
@@ -190,25 +190,25 @@ class TrainingBatches(Sampler[list[SampleKey]]):
 
     @property
     def batch_size_per_device(self) -> int:
-        """Images of a micro-batch."""
+        """Images per micro-batch."""
         return self.global_batch_size // (self.world.size * self.accumulation)
 
     @property
     def drawn_together(self) -> int:
-        """Views of an image that a batch draws one after the other."""
+        """Consecutive views of an image in a batch."""
         return self.together
 
     def __len__(self) -> int:
-        """Optimizer steps an epoch; each has `accumulation` micro-batches."""
+        """Optimizer steps per epoch; each has `accumulation` micro-batches."""
         return self.images // self.global_batch_size
 
     def start(self, epoch: int, first_step: int = 0) -> None:
-        """What the next iteration yields: an epoch, from 1 on, without its first N optimizer steps."""
+        """Make the next iteration yield this epoch, from 1 on, without its first `first_step` optimizer steps."""
         assert epoch >= 1 and 0 <= first_step <= len(self)
         self.epoch, self._first_step = epoch, first_step
 
     def indices(self, epoch: int) -> np.ndarray:
-        """The images that all ranks together draw in an epoch, int64 (steps × global_batch_size / together,), in their order."""
+        """The images that all ranks together draw in an epoch, int64 (steps × global_batch_size / together,), in order."""
         steps, visit = len(self), visit_of(self.views_of(epoch).start, self.together)
         visits, place = divmod(epoch - 1, self.together)
         each = self.global_batch_size // self.together
@@ -216,8 +216,8 @@ class TrainingBatches(Sampler[list[SampleKey]]):
         return drawn[place * steps : (place + 1) * steps].flatten()
 
     def own_indices(self, epoch: int) -> np.ndarray:
-        """The images that this rank draws in a whole epoch, int64 (steps, accumulation, batch_size_per_device), in their order; each
-        once for each view that it draws of it."""
+        """The images that this rank draws in a whole epoch, int64 (steps, accumulation, batch_size_per_device), in order; each image
+        appears once per view drawn of it."""
         return self._own(np.repeat(self.indices(epoch), self.together))  # an image's views one after the other
 
     def views_of(self, epoch: int) -> range:
@@ -232,15 +232,15 @@ class TrainingBatches(Sampler[list[SampleKey]]):
         return _draws(of_batches, batches, asked_for)
 
     def _own(self, draws: np.ndarray) -> np.ndarray:
-        """This rank's of all ranks' draws (steps × global_batch_size,): (steps, accumulation, batch_size_per_device)."""
+        """This rank's part of all ranks' draws (steps × global_batch_size,): (steps, accumulation, batch_size_per_device)."""
         return draws.reshape(len(self), self.world.size, self.accumulation, -1)[:, self.world.rank]
 
 
 class LabellingBatches(TrainingBatches):
-    """This rank's micro-batches of a view's images, all of them, in the view's order: what a frozen teacher answers once.
+    """This rank's micro-batches over all of a view's images, in the view's order, for a frozen teacher to label once.
 
-    The batches of a view are the same at any number of processes, where a micro-batch has as many images; the last is filled up with the
-    view's first images. Rank r of n takes the r-th of each n that are asked for, and all ranks take equally many.
+    For a given micro-batch size, a view's batches are the same at any world size; the last is filled up with the view's first images.
+    Of every n batches that are requested, rank r of n takes the r-th; all ranks take equally many.
 
     Args: as TrainingBatches.
     """
@@ -252,7 +252,7 @@ class LabellingBatches(TrainingBatches):
 
     @property
     def drawn_together(self) -> int:
-        """One: a batch is of one view."""
+        """1: each batch is of a single view."""
         return 1
 
     def of_view(self, view: int) -> np.ndarray:
@@ -262,7 +262,7 @@ class LabellingBatches(TrainingBatches):
         return np.resize(images, (-(-self.images // size), size))
 
     def start_view(self, view: int, wanted: np.ndarray) -> None:
-        """What the next iteration yields: the batches of a view, as `of_view` gives them, that are asked for, bool (batches,)."""
+        """Make the next iteration yield the batches of a view, as `of_view` gives them, that `wanted`, bool (batches,), selects."""
         self.epoch, chosen = view, np.flatnonzero(wanted)
         self._rounds = np.resize(chosen, (-(-len(chosen) // self.world.size), self.world.size))
 
@@ -279,7 +279,7 @@ class LabellingBatches(TrainingBatches):
 def _draws(
     views: np.ndarray, batches: np.ndarray, asked_for: Callable[[int], None] | None
 ) -> Iterator[list[SampleKey]]:
-    """The draws of each batch: of views and of images, both int64 (batches, draws)."""
+    """The draws of each batch, from views and image indices, both int64 (batches, draws)."""
     for count, (of_batch, batch) in enumerate(zip(views, batches), start=1):
         if asked_for is not None:
             asked_for(count * len(batch))
@@ -302,7 +302,7 @@ class EvaluationBatches(Sampler[list[SampleKey]]):
 
 
 def nearest_divisors(number: int, size: int) -> str:
-    """The divisors of a number just below and just above a size that is none."""
+    """The nearest divisors of `number` below and above a `size` that is not one."""
     divisors = [divisor for divisor in range(1, number + 1) if number % divisor == 0]
     below, above = ([d for d in divisors if d < size][-1:], [d for d in divisors if d > size][:1])
     return " or ".join(map(str, below + above))

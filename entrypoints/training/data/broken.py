@@ -12,7 +12,7 @@ from training.data.decode.decoding import BrokenImage
 from training.runtime.reporting import write_line
 
 LISTING = "broken_images.txt"
-"""Among a host's output: what is wrong with which image, a line each."""
+"""In a host's output: one line per broken image, with what is wrong."""
 
 
 IN_A_ROW = 1000
@@ -22,11 +22,11 @@ Read = TypeVar("Read")
 
 
 class BrokenImages:
-    """What a run does about broken images. Each is named once a host, whichever of its processes and workers meet it.
+    """What a run does about broken images. Each is named once per host, whichever processes and workers meet it.
 
     Args:
         fail: end the run at the first one.
-        output: the folder of this host that gets the listing. None: each process names them, and no file does.
+        output: this host's folder for the listing. None: each process names them, and no file does.
     """
 
     def __init__(self, fail: bool, output: Path | None = None):
@@ -34,10 +34,10 @@ class BrokenImages:
         self._named: set[str] = set()
 
     def handle(self, error: BrokenImage) -> None:
-        """Name an image, so that the run can go on without it.
+        """Name a broken image, so that the run can go on without it.
 
         Raises:
-            BrokenImage: the same, where the run is to fail.
+            BrokenImage: `error` itself, if the run is to fail.
         """
         if self.fail:
             raise error
@@ -47,7 +47,7 @@ class BrokenImages:
         self._named.add(line)
 
     def _is_first(self, line: str) -> bool:
-        """Whether nobody on this host has listed it, who then does."""
+        """Whether no process on this host had listed it; this one then does."""
         if self.listing is None:
             return True
         try:
@@ -64,11 +64,11 @@ class BrokenImages:
 
 
 class StandIns:
-    """In place of a broken image comes the next readable one, in the order of their indices.
+    """Replaces a broken image by the next readable one, in index order.
 
     Args:
-        count: how many images there are.
-        name: where an image lies, for messages.
+        count: number of images.
+        name: returns an image's path, for messages.
     """
 
     def __init__(self, broken: BrokenImages, count: int, name: Callable[[int], str]):
@@ -76,10 +76,10 @@ class StandIns:
         self._numbers: set[int] = set()
 
     def first(self, index: int, read: Callable[[int], Read]) -> tuple[int, Read]:
-        """The first index from this one on whose image can be read, and what reading it gives.
+        """The first index from this one on whose image can be read, and what `read` returns for it.
 
         Raises:
-            BrokenImage: what `read` raises, where the run is to fail; or IN_A_ROW images after each other are broken.
+            BrokenImage: what `read` raises, if the run is to fail; or IN_A_ROW consecutive images are broken.
         """
         problem, tried = None, min(self._count, IN_A_ROW)
         for candidate in ((index + step) % self._count for step in range(tried)):

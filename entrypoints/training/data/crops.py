@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 CROPS_VERSION = 1
-"""Changes whenever the same draw would cut an image differently, so that what caches kept of it no longer counts."""
+"""Changes whenever the same draw would crop an image differently, so that what caches kept of it no longer counts."""
 
 
 class Cut(NamedTuple):
@@ -20,7 +20,7 @@ class Cut(NamedTuple):
     size: tuple[int, int]
     """Height and width to which that part is scaled."""
     place: tuple[int, int]
-    """Row and column of the canvas at which it begins; what is around it is black, and ignored in the mask."""
+    """Row and column of the canvas at which it begins; the area around it is black, and ignored in the mask."""
     mirrored: bool
 
     def begin(self, canvas: tuple[int, int]) -> tuple[int, int]:
@@ -41,10 +41,10 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True)
 class RandomCrop:
-    """How a training image and its mask are varied together."""
+    """How a training image and its mask are augmented together."""
 
     crop_size: tuple[int, int]
-    """Height and width of what comes out."""
+    """Height and width of the result."""
     min_scale: float
     max_scale: float
     horizontal_flip: bool

@@ -1,4 +1,4 @@
-"""Held-out batches that are decoded once: as uint8 they are small, and every evaluation wants the same ones."""
+"""Held-out batches that are decoded once and cached: as uint8 they are small, and every evaluation needs the same ones."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from training.data.batches import bytes_of, map_tensors
 from training.runtime.environment import processes_on_host
 
 SHARE = 0.05
-"""Of a process's share of the memory that its host has left; beside a GPU it is pinned memory, which is handed out in powers of two.
+"""Fraction of a process's share of its host's available memory; beside a GPU it is pinned memory, which is allocated in powers of two.
 50,000 images of 224 pixels take 7.5 GB, over all processes."""
 
 
 class KeptBatches:
-    """A loader's batches, from memory from its second pass on, where they take no more than `budget` bytes.
+    """A loader's batches, from memory from the second pass on if they take no more than `budget` bytes.
 
     Args:
-        loader: gives the same batches in every pass: sequences of tensors, or None.
+        loader: yields the same batches in every pass: sequences of tensors, or None.
     """
 
     def __init__(self, loader: Iterable[Any], budget: int):
@@ -51,5 +51,5 @@ def budget() -> int:
 
 
 def _own(batch: Any) -> Any:
-    """A batch without a worker's shared memory, of which each tensor keeps a file open."""
+    """A batch copied out of workers' shared memory, where each tensor keeps a file open."""
     return map_tensors(batch, lambda values: values.clone() if values.is_shared() else values)

@@ -1,8 +1,8 @@
-"""A loader whose batches other processes make, one each at a time: they hold no lock that launching kernels needs.
+"""A loader that makes batches in other processes, one at a time each, so that none holds the GIL that kernel launches need.
 
-The batches lie in a ring of slots that all processes map. The training process says which images are to go to which slot, so the ring is
-also what holds the others back; the answer is a description of a few hundred bytes. On a GPU the ring is pinned: the device fetches a
-batch from where it was decoded, and no copy is made in between.
+The batches lie in a ring of slots that all processes map. The training process says which images go into which slot, so the ring also
+throttles the other processes; each answers with a description of a few hundred bytes. On a GPU the ring is pinned: the device fetches a
+batch from where it was decoded, with no copy in between.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from training.data.worker_processes import from_clean_server
 from training.runtime import accelerator
 
 OF_A_GPU = 2
-"""Slots of the ring for batches that a GPU has yet to fetch, beside one for the batch that trains and those for what is made ahead."""
+"""Ring slots for batches that a GPU has yet to fetch, besides one for the batch in training and those for batches made ahead."""
 
 
 class LoaderProcesses:
-    """The batches of a sampler, in its order. Each is made by one process, whose turn it is.
+    """A sampler's batches, in its order. The processes take turns, and one makes each batch.
 
     Args:
         dataset, batch_sampler, collate: as ThreadedLoader takes them; the dataset and `collate` can be pickled.
-        processes: that make them.
+        processes: how many make batches.
         pin_for: the device that gets the batches.
-        lends: a batch lies in the ring, and is valid until the next one is asked for; the processes live as long as the loader. Otherwise
-            the batches are copies, pinned for a GPU, and the processes end with each iteration.
+        lends: a batch lies in the ring and is valid until the next one is requested; the processes live as long as the loader.
+            Otherwise the batches are copies, pinned for a GPU, and the processes end with each iteration.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class LoaderProcesses:
         self._context = from_clean_server()  # which gets ready meanwhile
         self._processes: _Processes | None = None
         self._iteration: Callable[[], Generator[Any, None, None] | None] = lambda: None
-        """A reference to the latest, which may be gone."""
+        """A weak reference to the latest, which may be gone."""
 
     def __len__(self) -> int:
         return len(self.batch_sampler)
@@ -69,8 +69,8 @@ class LoaderProcesses:
     def __iter__(self) -> Iterator[Any]:
         before = self._iteration()
         if before is not None:
-            before.close()  # an error's stack may still hold it; its batches are not to come in this one
-        iteration = self._batches(iter(self.batch_sampler))  # which epoch it is, is settled here, as in a DataLoader
+            before.close()  # an error's stack may still hold it; its batches must not appear in this one
+        iteration = self._batches(iter(self.batch_sampler))  # the epoch is fixed here, as in a DataLoader
         self._iteration = weakref.ref(iteration)
         return iteration
 
@@ -92,7 +92,7 @@ class LoaderProcesses:
 
 
 class _Process:
-    """One of them, as the training process sees it."""
+    """A loader process as the training process sees it."""
 
     def __init__(self, process: BaseProcess, pipe: Connection):
         self.process, self.pipe = process, pipe
@@ -127,15 +127,15 @@ class _Process:
 
 
 class _Asked(NamedTuple):
-    """A batch that is to come."""
+    """A requested batch that is yet to arrive."""
 
     process: _Process
     slot: int | None
-    """None: it was asked for before there was a ring."""
+    """None: it was requested before there was a ring."""
 
 
 class _Processes:
-    """All of them, with the ring that they share."""
+    """All loader processes, with the ring that they share."""
 
     def __init__(self, processes: Sequence[_Process], pin_for: torch.device, lends: bool):
         self._device, self._lends = pin_for, lends
@@ -144,19 +144,19 @@ class _Processes:
         self._ring: Ring | None = None
         self._free: deque[int] = deque()
         self._fetched: deque[tuple[int, Any]] = deque()
-        """Slots that a GPU fetches from, each with the event behind which it has."""
+        """Slots that a GPU fetches from, each with the event that follows its fetch."""
         self._lost: RuntimeError | None = None
-        """That one has ended by itself."""
+        """Set once a process has ended by itself."""
         self.end = Finalize(self, _end, (processes,), exitpriority=10)
-        """Also when the program ends, before Python waits for its processes."""
+        """Also runs when the program ends, before Python waits for its processes."""
 
     @property
     def ended(self) -> bool:
-        """Whether they were ended from here."""
+        """Whether this process has ended them."""
         return self._processes[0].pipe.closed
 
     def batches(self, draws: Iterator[list[SampleKey]]) -> Iterator[Any]:
-        """Those of some draws, in their order.
+        """The batches of `draws`, in their order.
 
         Raises:
             RuntimeError: a process has ended.
@@ -192,10 +192,10 @@ class _Processes:
                     self._give_back(lent)
 
     def _has_room(self, asked: Collection[_Asked]) -> bool:
-        """Whether one more batch can be asked for: a slot is free, or there is no ring yet and few travel by themselves.
+        """Whether one more batch can be requested: a slot is free, or there is no ring yet and few batches are on their way.
 
         Args:
-            asked: those to come. Without any it waits until the device has fetched from a slot.
+            asked: batches yet to arrive. If there are none, waits until the device has fetched from a slot.
         """
         while self._fetched:
             slot, event = self._fetched[0]
@@ -229,7 +229,7 @@ class _Processes:
         return accelerator.pinned(values, self._device) if accelerator.is_gpu(self._device) else values.clone()
 
     def _open(self, slot_bytes: int) -> None:
-        """Make the ring; batches that were asked for before still come by themselves."""
+        """Make the ring; batches that were requested before still come through the pipe."""
         fetched_late = self._lends and accelerator.is_gpu(self._device)
         ring = Ring(self._ahead + 1 + (OF_A_GPU if fetched_late else 0), slot_bytes)
         if fetched_late:
@@ -243,7 +243,7 @@ class _Processes:
         self._ring, self._free = ring, deque(range(ring.slots))
 
     def _give_back(self, slot: int | None) -> None:
-        """A slot whose batch is used: free, or when the device has done what it was given until now."""
+        """Free the slot of a used batch: now, or once the device has finished the work it was given so far."""
         if slot is None:
             return
         if not (self._lends and accelerator.is_gpu(self._device)):
@@ -254,7 +254,7 @@ class _Processes:
         self._fetched.append((slot, event))
 
     def _drop(self, asked: deque[_Asked]) -> None:
-        """What is asked for and not wanted: its slots are free when no process works on them any more."""
+        """Drop requested batches; their slots are free once no process works on them any more."""
         with contextlib.suppress(RuntimeError), self._watched():  # the next iteration raises it
             for one in dict.fromkeys(each.process for each in asked):
                 one.send(Drop())
@@ -266,8 +266,8 @@ class _Processes:
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        """What is said to a process, and by it. Where one has ended every later iteration says so, for nobody knows which answers and slots
-        of the others are left; where an interruption such as Ctrl-C comes between, all are ended, and the next iteration has new ones."""
+        """Guard an exchange with a process. If one has ended, every later iteration raises that, since nobody knows which answers and slots
+        of the others are left. If an interruption such as Ctrl-C comes between, all are ended, and the next iteration has new ones."""
         try:
             yield
         except RuntimeError as error:
@@ -288,7 +288,7 @@ def _started(context: ForkServerContext, serving: Callable[[Connection], None]) 
 
 def _end(processes: Sequence[_Process]) -> None:
     for one in processes:
-        one.pipe.close()  # by which it ends
+        one.pipe.close()  # which ends it
     ends = time.monotonic() + 5
     for one in processes:
         one.process.join(max(0.0, ends - time.monotonic()))
@@ -298,7 +298,7 @@ def _end(processes: Sequence[_Process]) -> None:
 
 
 class _Stack(Exception):
-    """The stack of an error in the other process, as its cause."""
+    """The stack trace of an error in the other process, as its cause."""
 
     def __str__(self) -> str:
         return f"\n\n{self.args[0]}"

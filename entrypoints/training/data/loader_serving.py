@@ -1,4 +1,4 @@
-"""What a loader process does, and what it and the training process say to each other."""
+"""A loader process, and the messages between it and the training process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Collate = Callable[[list[Any], torch.Tensor], Any]
 
 
 class Memory(NamedTuple):
-    """The ring is there; its file follows."""
+    """The ring exists; its file descriptor follows."""
 
     slots: int
     slot_bytes: int
@@ -34,12 +34,12 @@ class Memory(NamedTuple):
 
 class Make(NamedTuple):
     slot: int | None
-    """None: there is no ring yet, and the batch is to travel."""
+    """None: there is no ring yet, and the batch travels through the pipe."""
     draws: list[SampleKey]
 
 
 class Drop(NamedTuple):
-    """Nothing that was asked for is wanted any more; each is answered all the same."""
+    """No batch requested so far is wanted any more; each is still answered."""
 
 
 class Made(NamedTuple):
@@ -48,19 +48,19 @@ class Made(NamedTuple):
 
 
 class Dropped(NamedTuple):
-    """As was asked for."""
+    """The answer to a dropped request."""
 
 
 class Failed(NamedTuple):
     error: BaseException
     text: str
-    """The stack."""
+    """The stack trace."""
 
 
 def serve(dataset: Images, collate: Collate, pipe: Connection) -> None:
-    """What the process does until the training process closes the pipe or ends."""
+    """Serve until the training process closes the pipe or ends."""
     os.setpgrp()  # torchrun and mpirun send SIGTERM to the training process's group, whose last steps still need batches
-    # by which Python ends what is left; the server of processes ignores it
+    # Python ends left-over processes with SIGTERM; the fork server ignores it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     leave_the_cores()
     torch.set_num_threads(1)  # the other cores have processes of their own
@@ -68,7 +68,7 @@ def serve(dataset: Images, collate: Collate, pipe: Connection) -> None:
 
 
 def leave_the_cores() -> None:
-    """Have this process's threads get what cores others leave (sched(7), SCHED_IDLE); where a container forbids it, they compete."""
+    """Let this process's threads use only CPU time that others leave (sched(7), SCHED_IDLE); if a container forbids it, they compete."""
     try:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     except OSError as error:
@@ -79,10 +79,10 @@ def leave_the_cores() -> None:
 
 
 class _Server:
-    """Two threads beside the one that makes images: one that listens, and one that answers in the order of what was asked.
+    """Two threads beside the one that makes images: one listens, and one answers in the order of the requests.
 
-    A second one that makes images would wait for Python's lock: on 16 cores beside an H100, 15 of them made 6,890 images/s in processes of
-    one and 4,180 in processes of two (docs/gpu.md).
+    A second image thread would wait for the GIL: on 16 cores beside an H100, 15 image threads made 6,890 images/s with one per process
+    and 4,180 with two (docs/gpu.md).
     """
 
     def __init__(self, dataset: Images, collate: Collate, pipe: Connection):
@@ -132,7 +132,7 @@ class _Server:
 
 
 class _Answer:
-    """What becomes of one batch that was asked for."""
+    """The outcome of one requested batch."""
 
     def __init__(self, server: _Server, writer: SlotWriter, draws: list[SampleKey]):
         self._writer = writer
@@ -148,7 +148,7 @@ class _Answer:
             self._batch.cancel()
 
     def message(self) -> Made | Dropped | Failed:
-        """When nothing is written to the slot any more."""
+        """The answer, once nothing is written to the slot any more."""
         if self._batch is None:
             assert self._failed is not None
             return self._failed
@@ -162,11 +162,11 @@ class _Answer:
 
 
 def _failed(error: Exception) -> Failed:
-    """An error as it travels: itself where it can be pickled, and its class is known to the training process by the same name."""
+    """An error as it is sent: itself if it can be pickled and the training process knows its class by the same name."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     try:
         travels = type(error).__module__ != "__mp_main__" and bool(pickle.loads(pickle.dumps(error)))
-    except Exception:  # a class of someone's may raise anything when it is pickled
+    except Exception:  # a third-party class may raise anything when it is pickled
         travels = False
     if not travels:
         error = RuntimeError(f"{type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""What a run learns from, and the loaders that bring it: this rank's batches of training and of held-out images."""
+"""A run's data and its loaders: this rank's batches of training and held-out images."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from training.runtime import accelerator
 from training.settings.scripts import TrainingSettings
 
 Collate = Callable[..., Any]
-"""Makes one batch of a dataset's items, and of their images, uint8 (batch, channels, height, width), where these lie together already."""
+"""Makes one batch of a dataset's items and, if they are stacked already, their images, uint8 (batch, channels, height, width)."""
 
 Batches = Iterable[Any]
-"""What a loader gives each time it is iterated; None in place of a batch that is left out."""
+"""What a loader yields in each pass; None in place of a batch that is left out."""
 
 Training = TypeVar("Training", bound=Images, covariant=True)
 HeldOut = TypeVar("HeldOut", bound=Images, covariant=True)
@@ -49,40 +49,40 @@ def collate_items(items: Sequence[tuple[Any, ...]], images: torch.Tensor | None 
 
 @dataclass(frozen=True)
 class Data(Generic[Training, HeldOut]):
-    """What a run learns from and is measured on: two datasets, each indexed by a SampleKey."""
+    """A run's training and held-out datasets, each indexed by a SampleKey."""
 
     classes: list[str]
     training: Training
     held_out: HeldOut
     collate_training: Collate
-    """Gives a NamedTuple of tensors."""
+    """Returns a NamedTuple of tensors."""
     collate_held_out: Collate = collate_items
     order: Order | None = None
-    """How training images are shuffled. None: all of them among each other."""
+    """How training images are shuffled. None: all of them together."""
     announce: Announce | None = None
     """Gets the training images that an epoch will draw; see TrainingBatches."""
     notes: Sequence[str] = ()
-    """What was chosen in opening the data, and why: for the log."""
+    """Choices made when the data was opened, with reasons, for the log."""
     recipe: Recipe[Any, Any] | None = None
     """How DALI makes the training batches. None: workers do."""
     elsewhere: Callable[[], tuple[Any, ...]] | None = None
-    """Opens the training images on the host where it is called, with what makes batches of them, and what opens a teacher where servers run
-    it; it can be pickled."""
+    """Picklable. Opens the training images on the host that calls it, and returns them, what makes batches of them and, where servers run
+    a teacher, what opens it."""
     labelled_share: float = 1.0
-    """Of the images that an epoch draws, how many have a label, 0 to 1."""
+    """Share of the images drawn in an epoch that have a label, 0 to 1."""
     views_per_decode: int = 1
-    """Views of a training image that come one after the other, from one decoding."""
+    """Consecutive views of a training image that are made from one decoding."""
     numbered: bool = False
-    """The labels are the classes' numbers, whatever they are called; otherwise the names tell which images belong to a class."""
+    """Labels are class numbers, whatever the classes are called; otherwise the names tell which images belong to a class."""
 
     @property
     def epoch_images(self) -> int:
-        """Training images that an epoch draws at most."""
+        """The most training images that an epoch draws."""
         return len(self.training) if self.order is None else self.order.epoch_images
 
 
 Remote = Callable[[Data[Any, Any], TrainingBatches], Batches]
-"""Gives a sampler's batches of training images, made by other hosts."""
+"""Returns a sampler's batches of training images, made by other hosts."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ class Loaders:
 
     @property
     def crowd(self) -> int:
-        """Micro-batches for training that come together, as each worker process makes whole ones side by side with the others; 0: they come
-        one by one."""
+        """Training micro-batches that arrive together, because each worker process makes whole ones in parallel with the others; 0: they
+        arrive one by one."""
         in_processes = isinstance(self.train, (DataLoader, LoaderProcesses))
         return self.workers.count if in_processes else 0
 
@@ -117,11 +117,11 @@ def open_loaders(
     """Loaders over a run's data.
 
     Args:
-        batch_size_per_device: images that a process passes through the model at once.
-        views: how many views of each training image there are. None: new ones every epoch.
-        remote: brings the training batches from other hosts. None: this one makes them.
+        batch_size_per_device: images per forward pass of a process.
+        views: number of views of each training image. None: new ones every epoch.
+        remote: fetches the training batches from other hosts. None: this host makes them.
         say: logs how many workers make the batches, and why.
-        sampler: which training images make which batch.
+        sampler: decides which training images make which batch.
 
     Raises:
         ValueError: a batch does not divide, or there are too few images for one.
@@ -170,8 +170,8 @@ def held_out_loader(
 ) -> KeptBatches:
     """This rank's share of held-out images, each exactly once over all ranks; None in place of a batch that is left out.
 
-    Its workers live for one pass: kept, they would double those of training, idle most of the time. Later passes find the batches in
-    memory, where it has room for them.
+    Its workers live for one pass: if kept, they would double the training workers and be idle most of the time. Later passes take the
+    batches from memory, if it has room for them.
     """
     batches = EvaluationBatches(len(dataset), batch_size, world)
     loader = _loader(dataset, batches, collate, workers, world, keep_workers=False)
@@ -201,12 +201,12 @@ def _loader(
         pin_memory=on_gpu,
         multiprocessing_context=from_clean_server() if on_gpu and workers.count else None,
         worker_init_fn=in_own_group,
-        # without one, each new iterator takes a global random number, and a resumed run would have other dropout
+        # without one, each new iterator takes a global random number, and a resumed run would have different dropout
         generator=torch.Generator(),
     )
 
 
 def _collate_present(collate: Collate, items: list[Any]) -> Any:
-    """A batch of the items that are not left out; None where there are none."""
+    """A batch of the items that are not left out; None if there are none."""
     items = [item for item in items if item is not None]
     return collate(items) if items else None

@@ -1,4 +1,4 @@
-"""Images with a mask each: what a pixel shows is its class. Both are varied together."""
+"""Images with masks that give each pixel's class; both are augmented together."""
 
 from __future__ import annotations
 
@@ -43,11 +43,12 @@ class MaskedView(NamedTuple):
 
 
 class MaskedImages:
-    """Images of a channel, each with its mask.
+    """A channel's images, each with its mask.
 
-    Indexed by (view, index); gives a uint8 image (channels, height, width) and its uint8 mask: varied and (height, width)
-    with a variation, as a MaskedView, else as the file has it. What is drawn for an image depends on the seed, the view and its
-    index alone. In place of a broken image, or one with a broken mask, the next readable one comes where there is a variation, else None.
+    Indexed by (view, index); returns a uint8 image (channels, height, width) and its uint8 mask. With a variation they are augmented,
+    the mask is (height, width), and they come as a MaskedView; without one, the mask is as the file has it. Random draws depend only on
+    the seed, the view and the index. The next readable image replaces a broken one, or one with a broken mask, if there is a variation;
+    else None does.
     """
 
     def __init__(
@@ -80,17 +81,17 @@ class MaskedImages:
         return torch.from_numpy(self.preprocessor.scaled(pixels, self.settings.image_size)), torch.from_numpy(mask)
 
     def listing(self) -> str:
-        """What tells these images and masks, in their order, from others by their names."""
+        """Identifies these images and masks and their order by name."""
         return self.pairs.listing()
 
     def digest(self) -> str:
-        """SHA-256 that tells these images from others; a teacher's answers depend on no mask."""
+        """SHA-256 that identifies these images; a teacher's answers depend on no mask."""
         return self.pairs.digest()
 
     def view_description(self) -> dict[str, Any]:
-        """All that the pixels of (view, index) depend on beside the images themselves (`digest`), JSON-ready.
+        """Everything that the pixels of (view, index) depend on besides the images themselves (`digest`), JSON-ready.
 
-        The versions of the libraries that decode are not in it, though they may round a pixel differently.
+        The versions of the decoding libraries are not included, though they may round a pixel differently.
         """
         assert self.variation is not None, "only training images are varied"
         return {
@@ -103,15 +104,15 @@ class MaskedImages:
         }
 
     def stand_in(self, index: int) -> int:
-        """The image that comes where this one is asked for: itself, or where it or its mask is broken the next readable one."""
+        """The image served when this one is requested: itself or, if it or its mask is broken, the next readable one."""
         return self.readable(1, index, self._varied).image_index
 
     def readable(self, view: int, index: int, make: Callable[[int, int], Made]) -> Made:
-        """What is made of the first image from this index on that can be read, as its mask can."""
+        """What `make` returns for the first image from this index on that can be read, and whose mask can."""
         return self._stand_ins.first(index, lambda candidate: make(view, candidate))[1]
 
     def cut(self, view: int, index: int, mask: np.ndarray) -> tuple[Cut, np.ndarray]:
-        """What a view shows of an image whose whole mask is given, and the mask of that, uint8 (*crop_size)."""
+        """The part of an image that a view shows, and its mask, uint8 (*crop_size), cut from the given whole mask."""
         settings, variation = self.settings, self.variation
         assert variation is not None, "only training images are cut"
         rng = random.Random(f"{settings.seed}/{view}/{index}")
@@ -157,11 +158,11 @@ class MaskedImages:
 def open_data(
     train: Path, validation: Path, settings: SegmentationSettings, channels: int, *, output: Path | None = None
 ) -> Data[MaskedImages, MaskedImages]:
-    """The images of the channels `train` and `validation`, whose masks there stay in their own sizes.
+    """The images of the channels `train` and `validation`; the masks of `validation` keep their own sizes.
 
     Args:
         channels: 1 for grey, 3 for colour.
-        output: this host's folder, for the list of broken images. None: they are only named in the log.
+        output: this host's folder, for the list of broken images. None: they are named only in the log.
 
     Raises:
         ValueError: there are no images, or one lacks its mask.
@@ -191,10 +192,10 @@ def open_data(
 
 
 def _one_label_alone(images: MaskedImages) -> list[str]:
-    """A warning where the first masks of two classes hold one alone beside what is ignored: many programs write 0 and 255."""
+    """A warning if the first masks of two classes hold only one of them besides what is ignored: many programs write 0 and 255."""
     settings, seen = images.settings, set[int]()
     for index in range(min(LOOKED_AT, len(images)) if settings.classes == 2 else 0):
-        with contextlib.suppress(BrokenImage, ValueError):  # reported where it is trained on
+        with contextlib.suppress(BrokenImage, ValueError):  # reported when it is trained on
             encoded = images.pairs.mask(index)
             seen |= {*np.unique(read_mask(encoded, images.pairs.mask_name(index), 2, settings.ignore_index)).tolist()}
     labels = seen - {settings.ignore_index}
@@ -210,21 +211,21 @@ def _one_label_alone(images: MaskedImages) -> list[str]:
 def open_varied(
     train: Path, settings: SegmentationSettings, channels: int, broken: BrokenImages, *, sharing: int = 1
 ) -> MaskedImages:
-    """Images to train on, and their masks; the arguments are those of `open_data` and of `open_pairs`."""
+    """Training images and their masks; the arguments are those of `open_data` and `open_pairs`."""
     crop_size = settings.crop_size or settings.image_size
     variation = RandomCrop(crop_size, settings.min_scale, settings.max_scale, settings.horizontal_flip)
     return MaskedImages(train, settings, channels, variation, broken=broken, sharing=sharing)
 
 
 def open_elsewhere(settings: SegmentationSettings, channels: int) -> tuple[MaskedImages, Collate]:
-    """The training images of this host's own channel `train`, as `open_data` opens them, and what makes batches of them."""
+    """The images of this host's own channel `train`, as `open_data` opens them, and what makes batches of them."""
     environment = read_environment()
-    broken = BrokenImages(fail=True)  # whoever asked decides what comes in its place
+    broken = BrokenImages(fail=True)  # the requester decides what replaces a broken image
     return open_varied(environment.channel("train"), settings, channels, broken), collate_masked
 
 
 def collate_masked(items: list[MaskedView], images: torch.Tensor | None = None) -> MaskedBatch:
-    """One batch of several varied images and masks; the images may lie together already."""
+    """One batch of several augmented images and masks; the images may be stacked already."""
     return MaskedBatch(*collate_items(items, images))
 
 
@@ -241,7 +242,7 @@ def read_mask(encoded: bytes, file: str | Path, classes: int, ignore_index: int)
 
     Args:
         encoded: a whole mask file.
-        file: where it lies, for messages.
+        file: its path, for messages.
 
     Raises:
         BrokenImage: it cannot be read as an image.

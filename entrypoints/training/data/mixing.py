@@ -1,4 +1,4 @@
-"""Two images made one, mixup and cutmix: with whom and how depends on seed, view and image alone, so that it can be replayed."""
+"""Mixup and cutmix: an image's partner and mix depend only on seed, view and image, so that they can be replayed."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from training.data.orders import Order, of_view
 
 
 class Mix(NamedTuple):
-    """What is drawn for one mixed image: it is either blended, and its box is empty, or pasted on, and its weight 256."""
+    """The draw for one mixed image: either blended, with an empty box, or pasted on, with weight 256."""
 
     weight: int
-    """Its own part of every pixel, in 256ths."""
+    """The image's own share of every pixel, in 256ths."""
     rows: slice
     columns: slice
     """The box that the other image fills."""
     lam: float
-    """In 0…1."""
+    """The image's own share, in 0…1."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Mixing:
         return self.mixup > 0 or self.cutmix > 0
 
     def happens(self, rng: random.Random) -> bool:
-        """Whether an image is mixed."""
+        """Draw whether an image is mixed."""
         return self.is_on and rng.random() < self.probability
 
     def draw(self, size: tuple[int, int], rng: random.Random) -> Mix:
-        """How an image of that height and width is mixed."""
+        """Draw how an image of that height and width is mixed."""
         if self.mixup > 0 and (self.cutmix == 0 or rng.random() < 0.5):
             weight = round(rng.betavariate(self.mixup, self.mixup) * 256)
             return Mix(weight, slice(0), slice(0), weight / 256)
@@ -66,7 +66,7 @@ class Mixing:
 def blend(own: np.ndarray, other: np.ndarray, share: float) -> tuple[np.ndarray, float]:
     """Mixup: every pixel is `share` × own + the rest × other, rounded.
 
-    The share is rounded to 256ths first, so that whole numbers do it: fast, and the same bytes on every machine.
+    The share is first rounded to 256ths, so that integers suffice: fast, and the same bytes on every machine.
     """
     weight = round(share * 256)
     mixed = np.multiply(own, weight, dtype=np.uint16)
@@ -90,11 +90,11 @@ def draw_paste(size: tuple[int, int], share: float, rng: random.Random) -> Mix:
     return Mix(256, rows, columns, 1 - pasted / (height * width))
 
 
-@functools.lru_cache(maxsize=2)  # where one epoch ends and the next begins, a worker draws from two views
+@functools.lru_cache(maxsize=2)  # at an epoch boundary, a worker draws from two views
 def partners(order: Order, seed: int, view: int) -> np.ndarray:
-    """With whom each image is mixed in a view: in pairs, and where one is left over, it takes the first.
+    """Each image's mixing partner in a view: images pair up, and a left-over one takes the first.
 
-    Neighbours in the view's order are partners, so that they come in the same batch, and each is decoded only once.
+    Neighbours in the view's order are partners, so that they come in the same batch and each is decoded only once.
 
     Returns:
         int32 (images,), read-only.

@@ -1,4 +1,4 @@
-"""How training images are shuffled: pure functions of seed, view, epoch and the images, whatever number of processes reads them."""
+"""Orders of training images: pure functions of seed, view, epoch and images, independent of the number of processes."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 LANES = 8
-"""Streams of shards that every global batch takes its part of each of. Ranks of n hosts read n-th parts of them, so that up to as many
-hosts read each shard once. A constant, and not the number of hosts, so that the order does not depend on it."""
+"""Streams of shards; every global batch takes its part of each. With n hosts, each host's ranks read an n-th of them, so up to LANES hosts
+read each shard once. A constant rather than the number of hosts, so that the order does not depend on it."""
 
 
 class Arrangement(NamedTuple):
-    """The images of a view, in their order: those that are drawn, two neighbours as partners in mixing, and then the others."""
+    """A view's images in order: first those that are drawn, of which neighbours pair up for mixing, then the others."""
 
     images: np.ndarray
     """int64 (images,), all indices."""
     windows: np.ndarray
-    """int64 (images,): only pairs of one window change places when the view is drawn again."""
+    """int64 (images,): only pairs within one window change places when the view is drawn again."""
     streams: np.ndarray
-    """int64 (images,): within a batch, images of one stream lie at the same places and are sorted by lane there."""
+    """int64 (images,): within a batch, images of one stream keep their places and are sorted by lane there."""
     lanes: np.ndarray
     """int64 (images,)."""
 
@@ -32,23 +32,23 @@ class Order(Protocol):
 
     @property
     def epoch_images(self) -> int:
-        """How many an epoch draws at most."""
+        """The most images that an epoch draws."""
 
     def arranged(self, seed: int, view: int) -> Arrangement: ...
 
     def description(self) -> dict[str, Any]:
-        """What tells this order of the same images from others, JSON-ready."""
+        """What distinguishes this order from others of the same images, JSON-ready."""
 
 
 def of_view(order: Order, seed: int, view: int) -> np.ndarray:
-    """All image indices, int64 (images,): the first of them are drawn, and two neighbours are partners in mixing."""
+    """All image indices, int64 (images,): the first are drawn, and neighbouring pairs are mixing partners."""
     return order.arranged(seed, view).images
 
 
 def of_epoch(order: Order, seed: int, view: int, epoch: int, steps: int, batch_size: int) -> np.ndarray:
-    """What an epoch draws, int64 (steps, batch_size): the first of the view, two neighbours always next to each other.
+    """The indices that an epoch draws, int64 (steps, batch_size): the first of the view, with pairs kept adjacent.
 
-    Epochs that draw the same view draw the same images, in another order.
+    Epochs that draw the same view draw the same images in a different order.
     """
     found, size = order.arranged(seed, view), steps * batch_size
     pairs = np.arange(-(-size // 2))
@@ -70,7 +70,7 @@ def of_epoch(order: Order, seed: int, view: int, epoch: int, steps: int, batch_s
 
 @dataclass(frozen=True)
 class FreeOrder:
-    """All images shuffled among each other: for files that are each read by themselves."""
+    """All images shuffled together, for files that are read one by one."""
 
     epoch_images: int
 
@@ -85,16 +85,16 @@ class FreeOrder:
 
 
 class ShardOrder:
-    """Shards shuffled among each other, and images only within a window of several shards, so that reading is nearly sequential.
+    """Shuffled shards, with images shuffled only within a window of several shards, so that reads are nearly sequential.
 
-    The shuffled shards are dealt out to LANES lanes. A lane goes through its shards window by window, and a window's images are
-    shuffled. The lanes take turns, a pair of images each, and one with more of them more often, so that any global batch holds its part
-    of each, however unequal the shards are; within a batch, images are sorted by lane, so that a rank, which takes a contiguous part of
-    the batch, reads only some of the lanes.
+    The shuffled shards are dealt out to LANES lanes. A lane goes through its shards window by window and shuffles each window's images.
+    The lanes take turns, a pair of images each, and a lane with more images takes more turns, so every global batch holds its part of
+    each lane, however unequal the shards are. Within a batch, images are sorted by lane: a rank takes a contiguous part of the batch,
+    and so reads only some of the lanes.
 
     Args:
-        counts: images of each shard, int64 (shards,); a shard's images have neighbouring indices.
-        window: shards among which images are shuffled, over all lanes.
+        counts: images of each shard, int64 (shards,); a shard's images have consecutive indices.
+        window: number of shards among which images are shuffled, over all lanes.
     """
 
     def __init__(self, counts: np.ndarray, window: int):
@@ -130,9 +130,9 @@ class ShardOrder:
                 windows.append(np.full(len(indices), window))
                 done, window = done + len(indices), window + 1
             lanes.append(np.full(done, lane))
-            if done % 2:  # one image is left over: behind all others, where it does not part the pairs of other lanes
+            if done % 2:  # an unpaired image goes behind all others, where it splits no pair of another lane
                 turns[-1][-1] = np.inf
-        # stable: the lanes in their order, and the two of a pair together
+        # stable: keeps the lanes in order and each pair together
         places = np.argsort(np.concatenate(turns), kind="stable")
         images = np.concatenate(parts)[places]
         return Arrangement(
@@ -145,10 +145,10 @@ class ShardOrder:
 
 @dataclass(frozen=True)
 class JointOrder:
-    """Images of two kinds in even turns, a pair of images each, so that every batch holds its part of either.
+    """Two kinds of images interleaved evenly, pair by pair, so that every batch holds its part of each.
 
-    The second kind comes in parts: a view draws one, the next view the next, until too few are left for another; then they are arranged
-    anew. So each comes as often as any other in the end, and shards are read in their order.
+    The second kind comes in parts: each view draws the next part until too few images are left for another; then they are rearranged.
+    So all of them are drawn equally often in the end, and shards are read in their order.
     """
 
     first: Order
@@ -177,7 +177,7 @@ class JointOrder:
         turns = np.concatenate([_turns(own, self.part), _turns(self.part, own)])
         places = np.argsort(turns, kind="stable")
         both = Arrangement(*(np.concatenate(columns)[places] for columns in zip(first, chosen)))
-        if own % 2 and self.part % 2:  # the two that are left over are a pair, and stay where they are
+        if own % 2 and self.part % 2:  # the two left-over images form a pair and stay where they are
             both.windows[-2:] = both.windows.max() + 1
         return Arrangement(*(np.concatenate(columns) for columns in zip(both, others)))
 
@@ -186,14 +186,14 @@ class JointOrder:
 
 
 def _turns(count: int, other: int) -> np.ndarray:
-    """When each of N images comes beside those of another kind: int64 (images,). A last one without a neighbour comes after all pairs."""
+    """Sort keys to interleave N images with those of another kind: int64 (images,). A last one without a neighbour follows all pairs."""
     pairs, others = count // 2, other // 2
     turns = (2 * np.repeat(np.arange(pairs), 2) + 1) * max(others, 1)  # (pair + ½) / pairs, times 2 × pairs × others
     return np.append(turns, 2 * max(pairs, 1) * max(others, 1) + 1) if count % 2 else turns
 
 
 def _in_pairs(values: np.ndarray, pairs: np.ndarray) -> np.ndarray:
-    """Values (n,) in the order of their pairs, a permutation of range(⌈n / 2⌉); where n is odd, the last pair is a single one."""
+    """Values (n,) in the order of their pairs, a permutation of range(⌈n / 2⌉); if n is odd, the last pair has one value."""
     places = (2 * pairs[:, None] + [0, 1]).ravel()
     ordered: np.ndarray = values[places[places < len(values)]]
     return ordered

@@ -18,7 +18,7 @@ class Preprocessor(Protocol):
     """A pipeline from an image file to pixels."""
 
     name: str
-    """What its pixels depend on, beside what is asked for."""
+    """Identifies what its pixels depend on, besides the arguments."""
 
     def about(self) -> str:
         """What does the work, for the log."""
@@ -26,7 +26,7 @@ class Preprocessor(Protocol):
     def varied(
         self, image: ImageFile, size: int, channels: int, augmentation: Augmentation, rng: random.Random
     ) -> np.ndarray:
-        """Uint8 (channels, size, size) of an image file, varied by what the augmentation draws from `rng` for its size.
+        """Uint8 (channels, size, size) of an image file, augmented as drawn from `rng` for its size.
 
         Raises:
             BrokenImage: it cannot be decoded; the message names the file.
@@ -40,7 +40,7 @@ class Preprocessor(Protocol):
         """
 
     def scaled(self, pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-        """Uint8 (channels, *size) of such pixels, bilinear, antialiased."""
+        """Uint8 (channels, *size) of pixels as `whole` returns them, bilinear, antialiased."""
 
 
 def open_preprocessor(name: str, *, compose: bool = False) -> Preprocessor:

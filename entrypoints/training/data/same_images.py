@@ -1,5 +1,5 @@
-"""Whether all hosts, and a run that goes on from another's checkpoint, have the same images: a sampler numbers them, and its numbers mean
-nothing where they differ."""
+"""Checks that all hosts, and a run that resumes from another's checkpoint, have the same images: a sampler's indices mean nothing if they
+differ."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from training.distributed.world import World
 
 @runtime_checkable
 class Listed(Protocol):
-    """Images that can say which they are."""
+    """Images that can be identified by a listing."""
 
     def listing(self) -> str: ...
 
 
 def identity(data: Data[Any, Any]) -> dict[str, str]:
-    """What tells the images that a run learns from, their order and classes from others: by number and names; no image is read."""
+    """Identifies a run's training images, their order and their classes by number and names; no image is read."""
     listing = data.training.listing() if isinstance(data.training, Listed) else ""
     names = "" if data.numbered else f" ({_digest(data.classes)[:8]})"
     order = {} if data.order is None else data.order.description()
@@ -33,13 +33,13 @@ def identity(data: Data[Any, Any]) -> dict[str, str]:
 
 
 def refuse_other_images(data: Data[Any, Any], world: World) -> None:
-    """Compare every rank's images with those of rank 0, by their number and names; no image is read. A collective.
+    """Compare every rank's images with those of rank 0, by number and names; no image is read. A collective.
 
-    Otherwise ranks would do different numbers of steps and wait for each other for ever; or, where the numbers are equal, train on a part
-    of the images, and write a teacher's answers for one image over those for another.
+    If they differed, ranks would take different numbers of steps and wait for each other for ever or, with equal numbers, train on a
+    part of the images and write a teacher's answers for one image over those for another.
 
     Raises:
-        ValueError: on every rank: a host has others.
+        ValueError: on every rank, if a host has other images.
     """
     images = {"training": data.training, "held-out": data.held_out}
     counts = world.gather_rows(torch.tensor([[len(part) for part in images.values()]])).tolist()
@@ -61,5 +61,5 @@ def refuse_other_images(data: Data[Any, Any], world: World) -> None:
 
 
 def _digest(value: Any) -> str:
-    """SHA-256 of a value of JSON, hexadecimal."""
+    """SHA-256 of a JSON value, hexadecimal."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()

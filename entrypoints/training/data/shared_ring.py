@@ -1,6 +1,6 @@
-"""Batches in memory that two processes share: the values of a batch's tensors lie in a slot of it, and a description of them travels.
+"""Batches in memory that two processes share: a batch's tensor values lie in a slot, and only a description of them is sent.
 
-The memory is a file without a name (memfd_create(2)), so neither is it limited by the size of /dev/shm nor does it outlive its processes.
+The memory is an anonymous file (memfd_create(2)), so it is not limited by the size of /dev/shm and does not outlive its processes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import torch
 from training.data.batches import bytes_of, map_leaves, map_tensors
 
 ALIGNMENT = 64
-"""Bytes: that of torch's own allocator on CPUs (c10/core/alignment.h)."""
+"""Bytes, as torch's own CPU allocator has it (c10/core/alignment.h)."""
 
 SPARE = 1.25
-"""A slot's size over that of the first batch, for later ones that are larger, such as with masks of other sizes."""
+"""Ratio of a slot's size to the first batch's, for later ones that are larger, such as with masks of other sizes."""
 
 
 class Placed(NamedTuple):
@@ -29,16 +29,16 @@ class Placed(NamedTuple):
     dtype: torch.dtype
     shape: tuple[int, ...]
     offset: int
-    """Bytes from the slot's begin."""
+    """Bytes from the slot's start."""
 
 
 class Ring:
     """Slots of equal size in memory that another process can map too.
 
     Args:
-        slots: how many.
-        slot_bytes: of each; a multiple of ALIGNMENT.
-        file: the descriptor of a ring's memory, which another process made. None: a new one.
+        slots: number of slots.
+        slot_bytes: size of each; a multiple of ALIGNMENT.
+        file: the descriptor of a ring's memory that another process made. None: a new one.
     """
 
     def __init__(self, slots: int, slot_bytes: int, file: int | None = None):
@@ -56,31 +56,31 @@ class Ring:
 
 
 def slot_bytes_for(batch: Any) -> int:
-    """Of a slot in which a batch has room, and others like it."""
+    """Size of a slot with room for a batch, and for others like it."""
     tensors: list[torch.Tensor] = []
     map_tensors(batch, tensors.append)
     return _aligned(math.ceil(SPARE * (bytes_of(batch) + ALIGNMENT * len(tensors))))
 
 
 class SlotWriter:
-    """Fills a slot with the tensors of a batch, one behind the other.
+    """Fills a slot with the tensors of a batch, one after the other.
 
     Args:
-        slot: uint8 (bytes,). None: there is none, and values travel with their description.
+        slot: uint8 (bytes,). None: there is none, and values are sent with their description.
     """
 
     def __init__(self, slot: torch.Tensor | None):
         self._slot, self._used = slot, 0
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor to be filled, in the slot where it has room."""
+        """A tensor to fill, in the slot if it has room there."""
         offset = self._reserved(math.prod(shape) * _size(dtype))
         if offset is None or self._slot is None:
             return torch.empty(shape, dtype=dtype)
         return values_at(self._slot, Placed(dtype, tuple(shape), offset))
 
     def pack(self, batch: Any) -> Any:
-        """A batch with Placed for each tensor in the slot, where those come that have room; a numpy array for each that has none."""
+        """A batch with each tensor replaced: by a Placed if it is in the slot or has room there, else by a numpy array."""
         return map_tensors(batch, self._packed)
 
     def _packed(self, values: torch.Tensor) -> Placed | np.ndarray:
@@ -101,7 +101,7 @@ class SlotWriter:
         return offset if offset >= 0 and offset + bytes_of(values) <= self._used else None
 
     def _reserved(self, size: int) -> int | None:
-        """Takes `size` bytes behind those in use; their offset, or None where there is no room."""
+        """Reserve `size` bytes after those in use; their offset, or None if there is no room."""
         if self._slot is None or self._used + size > len(self._slot):
             return None
         offset, self._used = self._used, _aligned(self._used + size)
@@ -117,9 +117,9 @@ def unpack(
     """The batch that SlotWriter packed.
 
     Args:
-        slot: uint8 (bytes,), where it was packed. None: nowhere, and all of it has come by itself.
-        of_slot: makes of a tensor in the slot the one that is wanted.
-        on_its_own: the same, of a tensor that had no room there.
+        slot: uint8 (bytes,), where it was packed. None: nowhere, and all values came with the description.
+        of_slot: converts a tensor in the slot to the one that is wanted.
+        on_its_own: the same, for a tensor that had no room there.
     """
 
     def found(value: Placed | np.ndarray) -> torch.Tensor:
@@ -132,13 +132,13 @@ def unpack(
 
 
 def values_at(slot: torch.Tensor, place: Placed) -> torch.Tensor:
-    """The tensor that lies there, over the slot's own memory."""
+    """The tensor at `place`, over the slot's own memory."""
     size = math.prod(place.shape) * _size(place.dtype)
     return slot[place.offset : place.offset + size].view(place.dtype).view(place.shape)
 
 
 def _size(dtype: torch.dtype) -> int:
-    """Bytes of a number; torch 2.0 has no `dtype.itemsize`."""
+    """Bytes of an element; torch 2.0 has no `dtype.itemsize`."""
     return torch.empty((), dtype=dtype).element_size()
 
 

@@ -1,7 +1,7 @@
 """Storage that fails for a moment: a read is tried again for a while, and a failure that lasts ends the run by its own name.
 
-S3 behind a FastFile channel throttles, and FSx evicts a client that was silent: each read fails until the mount has recovered. No image is
-damaged by that, so none is left out: which ones it would be differs between workers, and an evaluation would be of fewer images for good.
+S3 behind a FastFile channel throttles, and FSx evicts a silent client: each read then fails until the mount has recovered. No image is
+damaged by that, so none is left out: else workers would skip different ones, and an evaluation would be of fewer images for good.
 """
 
 from __future__ import annotations
@@ -29,53 +29,53 @@ OF_THE_FILE = (
     errno.ENAMETOOLONG,
     errno.ELOOP,
 )
-"""Errors that say what is wrong with one path, and that no waiting changes. All others are storage's."""
+"""Errors about one path, which no waiting changes. All others are storage's."""
 
 TRIES = 8
-"""Of a read, the first included."""
+"""Attempts at a read, the first included."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 16.0
-"""Seconds between tries: 47.5 in all. An evicted FSx client learns it by its next ping, 25 seconds later at most (a quarter of Lustre's
-timeout, https://doc.lustre.org/lustre_manual.xhtml); and whoever asks a server for images gives it up after 60 without an answer."""
+"""Seconds between tries: 47.5 in all. An evicted FSx client learns of it by its next ping, 25 seconds later at most (a quarter of
+Lustre's timeout, https://doc.lustre.org/lustre_manual.xhtml); and a client of an image server gives up after 60 without an answer."""
 
 SAID_AGAIN = 600.0
-"""Seconds for which a process says nothing more after it said that it waits."""
+"""Seconds for which a process says nothing more after it has said that it waits."""
 
 Read = TypeVar("Read")
 
 _given_up: ContextVar[threading.Event] = ContextVar("given_up")
-"""Of a thread: set when nobody wants what it reads any more."""
+"""Per thread: set when nobody wants what it reads any more."""
 
 _NEVER = threading.Event()
-"""Of a thread whose loader waits for all that it reads."""
+"""For a thread whose loader waits for all that it reads."""
 
 _said = -math.inf
 """When this process last said that it waits."""
 
 
 class StorageError(OSError):
-    """Storage fails for long. The message names the host, the path and the error, and says what to do."""
+    """Storage keeps failing. The message names the host, the path and the error, and says what to do."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """As a plain OSError it reaches any process: that of `launcher prepare` cannot import this module."""
+        """Pickled as a plain OSError it reaches any process: that of `launcher prepare` cannot import this module."""
         return OSError, self.args
 
 
 def wait_until(given_up: threading.Event) -> None:
-    """Let this thread wait for storage until then at most: whoever ends its loader waits for the thread."""
+    """Let this thread wait for storage only until `given_up` is set: whoever ends its loader waits for the thread."""
     _given_up.set(given_up)
 
 
 def read_patiently(read: Callable[[], Read], file: str | os.PathLike[str]) -> Read:
-    """What `read` gives, which is called again while storage fails.
+    """The result of `read`, which is called again while storage fails.
 
     Args:
-        read: reads from the beginning each time, with a newly opened file: a mount that was lost does not know the old one any more.
+        read: reads from the beginning each time, from a newly opened file: a mount that was lost does not know the old one any more.
         file: what it reads, for messages.
 
     Raises:
         StorageError: it failed TRIES times, or nobody wants it any more.
-        OSError: one of OF_THE_FILE, or one that is not the system's own, at once.
+        OSError: at once, one of OF_THE_FILE or one without an errno.
     """
     started = time.monotonic()
     for failures in itertools.count(1):
@@ -100,7 +100,7 @@ def _about(error: OSError, file: str | os.PathLike[str], tries: int, seconds: fl
 
 
 def _say_that_it_waits(error: OSError, file: str | os.PathLike[str]) -> None:
-    """One line for all that a process waits for together. Without a lock, which a fork could find held."""
+    """Log one line for everything that a process waits for. Without a lock, which a fork could find held."""
     global _said
     now = time.monotonic()
     if now - _said < SAID_AGAIN:

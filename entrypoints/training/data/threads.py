@@ -1,4 +1,4 @@
-"""A loader whose workers are threads, for decoders that free Python's lock: they put each image into its place in its batch."""
+"""A loader whose workers are threads, for decoders that release the GIL; each image goes straight into its place in the batch."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ AHEAD = 2
 """Batches that are made while one is used."""
 
 PARTS = 4
-"""Parts a batch is divided into, for each thread: one slow image then keeps few others waiting."""
+"""Parts per thread that a batch is divided into: one slow image then keeps few others waiting."""
 
 
 class ThreadedLoader:
-    """The batches of a sampler, in its order, made by threads that live as long as an iteration.
+    """A sampler's batches, in its order, made by threads that live as long as an iteration.
 
     Args:
-        dataset: indexed by a SampleKey, gives a tuple that begins with a uint8 image (channels, height, width) of one shape for all; or
-            None for one that is left out. Where it has `begin_batch`, that takes the SampleKeys of a batch and gives what is asked
-            instead for them, a function from a SampleKey to such a tuple, by several threads at once.
-        collate: makes a batch of such tuples and of their images together, uint8 (batch, channels, height, width).
-        pin_for: the device that gets the batches. Where it is a GPU all their tensors are pinned, so that it fetches them by itself.
+        dataset: indexed by a SampleKey, returns a tuple that begins with a uint8 image (channels, height, width) of one shape for all,
+            or None for an image that is left out. If it has `begin_batch`, that is called instead with a batch's SampleKeys, and returns
+            a function from a SampleKey to such a tuple, which several threads call at once.
+        collate: makes a batch of such tuples and their stacked images, uint8 (batch, channels, height, width).
+        pin_for: the device that gets the batches. If it is a GPU, all their tensors are pinned, so that it fetches them by DMA.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class ThreadedLoader:
         return len(self.batch_sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        return self._batches(iter(self.batch_sampler))  # which epoch it is, is settled here, as in a DataLoader
+        return self._batches(iter(self.batch_sampler))  # the epoch is fixed here, as in a DataLoader
 
     def _batches(self, batches: Iterator[list[SampleKey]]) -> Iterator[Any]:
-        Image.init()  # all of Pillow's formats, which it would else look for at the first that it meets, in several threads
+        Image.init()  # all of Pillow's formats; else several threads would load them at the first that needs them
         ended = threading.Event()
         pool = ThreadPoolExecutor(self.threads, "data worker", self._begin_thread, (ended,))
         waiting: deque[BatchInTheMaking] = deque()
@@ -68,14 +68,14 @@ class ThreadedLoader:
                 waiting.extend(self._begun(draws, pool) for draws in itertools.islice(batches, 1))
                 yield waiting[0].result()
                 waiting.popleft()
-        finally:  # also where a program that failed ends with an iteration still open
+        finally:  # also when a failed program ends with an iteration still open
             ended.set()
             for batch in waiting:
                 batch.cancel()
             pool.shutdown(wait=True)
 
     def _begin_thread(self, ended: threading.Event) -> None:
-        # to pin memory it asks the device: the current one, which is each thread's own and the first GPU where none is chosen
+        # pinning memory asks the current device, which is set per thread and by default the first GPU
         accelerator.make_current(self.pin_for)
         storage.wait_until(ended)
 
@@ -94,8 +94,8 @@ class BatchInTheMaking:
 
     Args:
         dataset, collate: as ThreadedLoader takes them.
-        threads: of the pool.
-        memory: gives a tensor of a shape and a type, in which the images are to lie.
+        threads: how many the pool has.
+        memory: returns a tensor of a shape and a dtype to hold the images.
     """
 
     def __init__(
@@ -119,13 +119,13 @@ class BatchInTheMaking:
         self._parts: list[Future[None]] = [pool.submit(self._make, part) for part in parts]
 
     def result(self) -> Any:
-        """The batch when it is whole; None where every image is left out. What failed in a thread is raised here."""
+        """The batch once it is whole; None if every image is left out. What failed in a thread is raised here."""
         for part in self._parts:
             part.result()
         return self._whole
 
     def cancel(self) -> None:
-        """What no thread has begun is not made."""
+        """Drop the parts that no thread has begun."""
         for part in self._parts:
             part.cancel()
 
@@ -153,7 +153,7 @@ class BatchInTheMaking:
         return self._collate([self._items[place] for place in there], images)
 
     def _buffer(self, image: torch.Tensor) -> torch.Tensor:
-        """Where the batch's images go, from the first on that shows how large they are."""
+        """The tensor for the batch's images, made when the first one shows how large they are."""
         with self._lock:
             if self._images is None:
                 self._images = self._memory((len(self._draws), *image.shape), image.dtype)
@@ -161,14 +161,14 @@ class BatchInTheMaking:
 
 
 def pinned_batch(batch: Any, device: torch.device) -> Any:
-    """A batch with its CPU tensors where a GPU fetches them by itself."""
+    """A batch with its CPU tensors pinned, if the device is a GPU."""
     if not accelerator.is_gpu(device):
         return batch
     return map_tensors(batch, lambda values: accelerator.pinned(values, device))
 
 
 class PerBatchMemo(Generic[Made]):
-    """A function that is called once for each of its arguments, whichever thread asks first; the others wait for what it gives."""
+    """Calls a function once per distinct arguments, in whichever thread asks first; the others wait for its result."""
 
     def __init__(self, function: Callable[..., Made]):
         self._function, self._lock = function, threading.Lock()

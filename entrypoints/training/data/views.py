@@ -1,4 +1,4 @@
-"""Labelled images as they are held out, and views of them to train on."""
+"""Labelled images: held-out ones as they are, and augmented views to train on."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ Made = TypeVar("Made")
 
 
 class HeldOutImages:
-    """Images as they are, scaled to `size` and cut to the middle square.
+    """Unaugmented images, scaled to `size` and cropped to the centre square.
 
-    Indexed by (0, index); gives uint8 pixels (channels, size, size) and the class number, or None for a broken image. They are
+    Indexed by (0, index); returns uint8 pixels (channels, size, size) and the class number, or None for a broken image. They are
     always preprocessed by the reference pipeline, so that accuracy does not depend on the training images' pipeline.
     """
 
@@ -58,7 +58,7 @@ class HeldOutImages:
         return torch.from_numpy(pixels), int(source.labels[index])
 
     def listing(self) -> str:
-        """What tells these images, in their order, from others by their names."""
+        """Identifies these images and their order by name."""
         return self.source.listing()
 
     def resized(self, size: int) -> HeldOutImages:
@@ -78,15 +78,15 @@ class LabelledView(NamedTuple):
 
 
 class TrainingViews:
-    """Varied and mixed training images, indexed by (view, index).
+    """Augmented and mixed training images, indexed by (view, index).
 
-    What is drawn depends on the seed, the view and the index alone, never on the process, the batch or the order. An image is
-    varied first and mixed then, as in DeiT; so it is erased before it is mixed. Its partner is varied as in its own view.
+    Random draws depend only on the seed, the view and the index, never on the process, the batch or the order. As in DeiT, an image
+    is augmented first and mixed afterwards, so it is erased before it is mixed. Its partner is augmented as in its own view.
 
-    In place of a broken image the next readable one comes, under its own index and just as if itself had been asked for.
+    The next readable image replaces a broken one, under its own index and exactly as if it had been requested itself.
 
-    Views of an image that are asked for in one batch are made from one decoding. With `views_per_decode` N, views 1 to N share their
-    partners in mixing, N + 1 to 2N too, and so on.
+    Views of an image that are requested in one batch share one decoding. With `views_per_decode` N, views 1 to N share their mixing
+    partners, views N + 1 to 2N do too, and so on.
     """
 
     def __init__(
@@ -113,22 +113,22 @@ class TrainingViews:
         return self.begin_batch([draw])(draw)
 
     def __getitems__(self, draws: list[SampleKey]) -> list[LabelledView]:
-        """The items of a batch, for which DataLoader asks at once."""
+        """A batch's items, which DataLoader fetches in one call."""
         return [*map(self.begin_batch(draws), draws)]
 
     def begin_batch(self, draws: Sequence[SampleKey]) -> Callable[[SampleKey], LabelledView]:
-        """Gives the items of one batch, to several threads too: an image that comes twice, also as a partner, is decoded once.
+        """A thread-safe getter for one batch's items: an image that occurs twice, also as a partner, is decoded once.
 
         Args:
-            draws: all that will be asked for, each once.
+            draws: all that will be requested, each once.
         """
         varied = PerBatchMemo(partial(self._varied, OpenFiles(self._file, (index for _, index in draws))))
         return lambda draw: self._view(*draw, varied)
 
     def view_description(self) -> dict[str, Any]:
-        """All that the pixels of (view, index) depend on beside the images themselves (`Source.digest`), JSON-ready.
+        """Everything that the pixels of (view, index) depend on besides the images themselves (`Source.digest`), JSON-ready.
 
-        The versions of the libraries that decode are not in it, though they may round a pixel differently.
+        The versions of the decoding libraries are not included, though they may round a pixel differently.
         """
         return {
             "version": VIEWS_VERSION,
@@ -142,20 +142,20 @@ class TrainingViews:
         }
 
     def listing(self) -> str:
-        """What tells these images, in their order, from others by their names."""
+        """Identifies these images and their order by name."""
         return self.source.listing()
 
     def digest(self) -> str:
-        """SHA-256 that tells these images, and their classes, from others."""
+        """SHA-256 that identifies these images and their classes."""
         return self.source.digest()
 
     def rng(self, view: int, index: int) -> random.Random:
-        """What decides how an image is varied, first, and erased, then."""
+        """The generator that draws first an image's augmentation, then its erasing."""
         return random.Random(f"{self.seed}/{view}/{index}")
 
     def partner(self, view: int, index: int) -> tuple[int, random.Random] | None:
-        """With which image one is mixed, and what decides how. None: it is not."""
-        if not self.mixing.is_on:  # to make a generator takes as long as to read a small file
+        """The image that this one is mixed with, and the generator that decides how. None: it is not mixed."""
+        if not self.mixing.is_on:  # making a generator takes as long as reading a small file
             return None
         rng = random.Random(f"{self.seed}/{view}/{index}/mixing")
         if not self.mixing.happens(rng):
@@ -163,11 +163,11 @@ class TrainingViews:
         return int(partners(self.source.order, self.seed, visit_of(view, self.views_per_decode))[index]), rng
 
     def stand_in(self, index: int) -> int:
-        """The image that comes where this one is asked for: itself, or where it is broken the next readable one."""
+        """The image served when this one is requested: itself or, if it is broken, the next readable one."""
         return self.readable(1, index, partial(self._varied, OpenFiles(self._file, [])))[0]
 
     def readable(self, view: int, index: int, make: Callable[[int, int], Made]) -> tuple[int, Made]:
-        """The first index from this one on whose image can be read, and what is made of it."""
+        """The first index from this one on whose image can be read, and what `make` returns for it."""
         return self._stand_ins.first(index, lambda candidate: make(view, candidate))
 
     def _file(self, index: int) -> ImageFile:
@@ -181,7 +181,7 @@ class TrainingViews:
         return pixels
 
     def _partners_description(self) -> dict[str, Any]:
-        """What decides who is mixed with whom, beside the images."""
+        """What determines the mixing partners, besides the images."""
         several = {"views_per_decode": self.views_per_decode} if self.views_per_decode > 1 else {}
         return {**self.source.order.description(), **several}
 
@@ -199,7 +199,7 @@ class TrainingViews:
 
 
 def collate_views(views: list[LabelledView], images: torch.Tensor | None = None) -> LabelledBatch:
-    """One batch of several items, whose images may lie together already."""
+    """One batch of several items, whose images may be stacked already."""
     batch = LabelledBatch(*collate_items(views, images))
     return batch._replace(lam=batch.lam.float())
 
@@ -218,17 +218,17 @@ def open_data(
     """The images of the channels `train`, `unlabelled` and `validation`.
 
     Args:
-        train, validation: folders with one subfolder a class, or with shards; the same classes in both. Without `train` there are
+        train, validation: folders with one subfolder per class, or with shards; the same classes in both. Without `train` there are
             no labelled images to train on.
-        unlabelled: a folder with images in any tree, or with shards. None: each training image has a label.
-        per_labelled: images without labels that an epoch draws for each labelled one. None: all of them.
+        unlabelled: a folder with images at any depth, or with shards. None: every training image has a label.
+        per_labelled: unlabelled images that an epoch draws for each labelled one. None: all of them.
         channels: 1 for grey, 3 for colour.
-        view_size: height and width of training images where a teacher wants more pixels than `image_size`, which
+        view_size: height and width of training images if a teacher needs more pixels than `image_size`, which
             `max_shift_pixels` still refers to.
-        output: this host's folder, for the list of broken images. None: they are only named in the log.
+        output: this host's folder, for the list of broken images. None: they are named only in the log.
 
     Raises:
-        ValueError: there is no class, one has no images, the classes differ, or there are too few images without labels.
+        ValueError: there is no class, one has no images, the classes differ, or there are too few unlabelled images.
     """
     sharing = channels_with_copies(train, unlabelled, validation)
     held_out = open_source(validation, settings, sharing=sharing)
@@ -255,7 +255,7 @@ def open_data(
 def open_views(
     source: Source, settings: LabelledImageSettings, channels: int, view_size: int | None, broken: BrokenImages
 ) -> TrainingViews:
-    """Views to train on, of labelled images; the arguments are those of `open_data`."""
+    """Training views of labelled images; the arguments are those of `open_data`."""
     size = view_size or settings.image_size
     augmentation = Augmentation(
         settings.min_crop_area,
@@ -287,26 +287,26 @@ def open_elsewhere(
     per_labelled: float | None = None,
     classes: Sequence[str] = (),
 ) -> tuple[TrainingViews, Collate]:
-    """The training images of this host's own channels, as `open_data` opens them, and what makes batches of them.
+    """This host's own training images, as `open_data` opens them, and what makes batches of them.
 
     Args:
-        classes: where there are no labelled images, the classes all the same.
+        classes: used when there are no labelled images.
     """
     train, unlabelled = training_folders(settings, read_environment())
-    broken = BrokenImages(fail=True)  # whoever asked decides what comes in its place
+    broken = BrokenImages(fail=True)  # the requester decides what replaces a broken image
     source = open_training(train, unlabelled, settings, per_labelled, classes=classes)
     return open_views(source, settings, channels, view_size, broken), collate_views
 
 
 def training_folders(settings: LabelledImageSettings, environment: Environment) -> tuple[Path | None, Path | None]:
-    """The channels `train` and `unlabelled`, as far as the settings ask for them."""
+    """The channels `train` and `unlabelled`; None for one that the settings do not ask for."""
     names = settings.training_channels()
     train, unlabelled = (environment.channel(name) if name in names else None for name in ("train", "unlabelled"))
     return train, unlabelled
 
 
 def _different(training: Source, held_out: Source) -> str:
-    """What is wrong with two folders of different classes."""
+    """The error message for two folders with different classes."""
     alone = [
         f"only {one.root} has {', '.join([name for name in one.classes if name not in other.classes][:5])}"
         for one, other in ((training, held_out), (held_out, training))

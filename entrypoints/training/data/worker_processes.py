@@ -20,15 +20,15 @@ from training.runtime import accelerator
 from training.settings.scripts import TrainingSettings
 
 PRELOADED = ("training.engine.loop", "training.teacher.frozen")
-"""What the server imports once for all workers: what their own first import, the script, needs."""
+"""Modules that the fork server imports once for all workers: those that their own first import, the script, needs."""
 
 ENTRYPOINTS = Path(__file__).parents[2]
 
 
 def in_own_group(_worker: int) -> None:
-    """A worker's first act: torchrun and mpirun send SIGTERM to its parent's group, and the parent ends it itself.
+    """Start a worker in its own process group: torchrun and mpirun send SIGTERM to its parent's, and the parent ends it itself.
 
-    It must not ignore the signal: by it Python ends workers that are left.
+    It must not ignore the signal, by which Python ends left-over workers.
     """
     os.setpgrp()
     trainer = multiprocessing.parent_process()
@@ -37,27 +37,27 @@ def in_own_group(_worker: int) -> None:
 
 
 def _end_with(sentinel: int) -> None:
-    """End this process when the one that trains is gone, by whatever signal.
+    """End this process when the training process is gone, whatever signal ended it.
 
-    torch's own watch looks at the parent's identity, which of a worker from a server is the server, and that lives as long as a worker
-    does. Both would stay, and keep the output open which the host's toolkit reads to its end: the job would go on until its longest time.
+    torch's own watchdog checks the parent's PID. A worker from the fork server has the server as its parent, which lives as long as a
+    worker does. Both would stay and keep the output open that the host's toolkit reads to its end: the job would run to its time limit.
     """
     wait([sentinel])
     os._exit(1)
 
 
 def begin_server(settings: TrainingSettings, device: torch.device) -> None:
-    """Beside a GPU, have the server of worker processes import what they need while images are listed and models made; else they would be
-    waited for before the first step, on a machine with an H100 for 9 of 18 seconds (tests/insight/h100/small.tar.xz)."""
+    """Beside a GPU, have the fork server import what workers need while images are listed and models made; else the first step would wait
+    for that, on a machine with an H100 for 9 of 18 seconds (tests/insight/h100/small.tar.xz)."""
     if accelerator.is_gpu(device) and settings.num_workers != 0 and worker_kind(settings, device) != "threads":
         from_clean_server()
 
 
 def from_clean_server() -> ForkServerContext:
-    """The context of workers that are no forks of this process: EFA's memory must not be forked
+    """The context of workers that are not forks of this process: EFA's memory must not be forked
     (https://github.com/aws/aws-ofi-nccl/issues/69), nor CUDA's threads.
 
-    Their server is started here, the first time, by the main thread, and stays as long as this process. SIGTERM does not end it.
+    The first call, by the main thread, starts their server, which lives as long as this process. SIGTERM does not end it.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*PRELOADED])
@@ -68,7 +68,7 @@ def from_clean_server() -> ForkServerContext:
 
 @contextlib.contextmanager
 def _ignoring_sigterm() -> Iterator[None]:
-    """What is started meanwhile ignores SIGTERM for good: the disposition survives exec, a handler does not."""
+    """Processes started meanwhile ignore SIGTERM for good: the disposition survives exec, a handler does not."""
     handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         yield
@@ -78,7 +78,7 @@ def _ignoring_sigterm() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _finding_entrypoints() -> Iterator[None]:
-    """What is started meanwhile finds the package `training`; Python 3.11's server does not take over sys.path."""
+    """Processes started meanwhile find the package `training`; Python 3.11's fork server does not take over sys.path."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ENTRYPOINTS), *([before] if before else [])])
     try:

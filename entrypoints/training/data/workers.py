@@ -17,21 +17,21 @@ from training.runtime.environment import processes_on_host
 from training.settings.scripts import TrainingSettings, WorkerKind
 
 TINY = 0.3
-"""Milliseconds an image below which auto takes no workers: it is mostly Python then, which threads cannot run beside training, and
-to hand an image from one process to another takes as long."""
+"""Milliseconds per image below which auto uses no workers: the work is then mostly Python, which threads cannot run beside training, and
+handing an image from one process to another takes as long."""
 
 TINY_BESIDE_A_GPU = 0.03
-"""The same beside a GPU, whose kernels the training process launches meanwhile: on an H100 one that decoded digits itself, 0.3 ms each, let
-the GPU wait for half of the time (tests/insight/h100/quickstart-teacher.tar.xz)."""
+"""The same beside a GPU, whose kernels the training process launches meanwhile: on an H100, a process that decoded digits itself, 0.3 ms
+each, kept the GPU waiting half of the time (tests/insight/h100/quickstart-teacher.tar.xz)."""
 
 FEW = 2
-"""Workers that auto takes for images that cost less than TINY: enough for 6,000 a second, and soon started."""
+"""Workers that auto uses for images that cost less than TINY: enough for 6,000 a second, and quick to start."""
 
 MOST = 16
-"""Workers of one process that auto takes at most: more threads than that wait for Python's lock, and more readers for a shared disk."""
+"""The most workers per process that auto uses: more threads would wait for the GIL, and more readers for a shared disk."""
 
 MEASURED = 6
-"""Images whose cost is measured; the first is for what is loaded with it."""
+"""Images whose cost is measured; the first is a warm-up, for what is loaded with it."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ def choose(
     *,
     views: int = 1,
 ) -> Workers:
-    """As many workers as the settings ask for; with auto as many as there are cores for, unless images cost too little; the same number in
-    every process, and a collective.
+    """As many workers as the settings ask for or, with auto, as there are cores for unless images cost too little. The same number in every
+    process. A collective.
 
     Args:
         images: the training images, indexed by a SampleKey.
-        views: of an image that come one after the other, each of them an image of a batch.
+        views: consecutive views of an image, each of them an image of a batch.
     """
     kind, asked = worker_kind(settings, world.device), settings.num_workers
     share, where = cores_a_process(environ)
@@ -78,10 +78,9 @@ def choose(
 
 
 def worker_kind(settings: TrainingSettings, device: torch.device) -> WorkerKind:
-    """What decodes images in this process or beside it: worker_type, or where that is auto or remote what suits the preprocessing and
-    the device.
+    """The kind of workers that decode images: worker_type or, if that is auto or remote, what suits the preprocessing and the device.
 
-    Threads beside the one that launches kernels cost a GPU's step: 50 of 335 ms for one of them
+    Threads beside the one that launches kernels slow down a GPU's step: by 50 of 335 ms for one of them
     (https://github.com/pytorch/pytorch/issues/77139).
     """
     if settings.worker_type in ("threads", "processes", "loader"):
@@ -90,7 +89,7 @@ def worker_kind(settings: TrainingSettings, device: torch.device) -> WorkerKind:
 
 
 def choose_threads(settings: TrainingSettings, environ: Mapping[str, str] = os.environ) -> Workers:
-    """DALI's threads, at least one: as many as the settings ask for; with auto as many as there are cores for."""
+    """DALI's threads, at least one: as many as the settings ask for or, with auto, as there are cores for."""
     asked = settings.num_workers
     share, where = cores_a_process(environ)
     if asked != "auto":
@@ -102,7 +101,7 @@ def choose_threads(settings: TrainingSettings, environ: Mapping[str, str] = os.e
 
 
 def cores_a_process(environ: Mapping[str, str]) -> tuple[float, str]:
-    """Cores that each training process of this host may use, and how that is reckoned, for the log."""
+    """Cores that each training process of this host may use, and how that was computed, for the log."""
     processes = processes_on_host(environ)
     cores = usable_cores()
     where = f"{cores:g} core{'s' if cores != 1 else ''} for {processes} process{'es' if processes > 1 else ''}"
@@ -120,10 +119,10 @@ def _as_asked(asked: int, share: float, where: str) -> str:
 
 
 def milliseconds_an_image(images: Images, views: int = 1) -> float:
-    """What it takes to read, decode and vary one training image: the least of a few, because other programs only add to it.
+    """Time to read, decode and augment one training image: the least of a few, because other programs only add to it.
 
     Args:
-        views: of an image that come one after the other, each of them an image of a batch.
+        views: consecutive views of an image, each of them an image of a batch.
     """
     begin, times = getattr(images, "begin_batch", lambda _: images.__getitem__), []
     for index in range(min(MEASURED, len(images))):  # neighbours: others might lie in shards that are not needed yet

@@ -1,1 +1,1 @@
-"""The group of training processes: how it meets, computes together, stops together, and who is missing."""
+"""The process group: how processes meet, compute together and stop together, and which ones are missing."""

@@ -1,7 +1,7 @@
-"""Who has not arrived at a collective, written down before NCCL's watchdog ends the process by SIGABRT, after which nothing can be.
+"""Records which ranks have not reached a collective, before NCCL's watchdog ends the process by SIGABRT and nothing can be written.
 
-Each rank's thread reports to the store where its rank is. A rank that has stood still for most of the time-out says in its log which lines
-it is in, asks where the others are, and leaves what it finds in the failure file. It takes that back where training goes on after all.
+A thread of each rank reports to the store where its rank is. A rank that has been stuck for most of the timeout logs its stack, asks
+where the others are, and writes what it finds to the failure file. It takes that back if training goes on after all.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from training.runtime import failure
 from training.runtime.metrics import PAUSES, PHASES
 
 PATIENCE = 0.75
-"""Share of a collective's time-out after which a rank that stands still asks where the others are."""
+"""Share of a collective's timeout after which a stuck rank asks where the others are."""
 
 SILENT_BEATS = 3
-"""A rank that misses as many is taken for gone."""
+"""A rank that misses this many beats is considered gone."""
 
 OUTSIDE = {"", "data_wait", "waiting for rank 0"}
-"""What a rank does without a collective, by our own phases; start-up and the end have none."""
+"""Phases of ours without a collective; start-up and the end have no phase."""
 
 ORDER = (*PAUSES, *(phase.name for phase in PHASES if not phase.inside))
-"""What a rank does from one optimizer step to the next."""
+"""Phases from one optimizer step to the next."""
 
 SILENCE = 120
-"""Seconds without a beat of rank 0, which beats every 15 s at least, after which nobody waits for it any more."""
+"""Seconds without a beat of rank 0, which beats at least every 15 s, after which nobody waits for it any more."""
 
 FLIGHT_RECORDER = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_FR_BUFFER_SIZE": "2000"}
-"""Has NCCL's process group remember its last collectives (TORCH_FR_… is the newer name; torch 2.14 knows both): without it only our
+"""Makes NCCL's process group remember its last collectives (TORCH_FR_… is the newer name; torch 2.14 knows both): without it only our
 own phases have names."""
 
 CAUSES = {
@@ -47,7 +47,7 @@ CAUSES = {
     "checkpoint": "it writes a checkpoint: raise process_group_minutes, or checkpoint_every",
     "evaluate": "it evaluates longer than the others: its share of the images is larger, or its storage slower",
 }
-"""Why a rank may be late, by what it does."""
+"""Why a rank may be late, by its phase."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,11 @@ class Beat:
     doing: str
     """The phase that it is in."""
     still: float
-    """Seconds since that last changed."""
+    """Seconds since its last sign of progress."""
     collective: str | None = None
-    """The one that it waits for, as NCCL's process group remembers it."""
+    """The one that it waits for, from NCCL's flight recorder."""
     number: int | None = None
-    """Of that collective, counted from the group's first."""
+    """That collective's number, counted from the group's first."""
 
     def place(self) -> str:
         """For people: `in data_wait after step 41`."""
@@ -88,22 +88,22 @@ class CollectiveWatch:
         self._thread = threading.Thread(target=self._watch, name="collective watch", daemon=True)
         self._changes, self._since, self._reported, self._stack_printed = -1, time.monotonic(), False, False
         self._counted: tuple[float, dict[int, int]] | None = None
-        """When the ranks' beats were counted, and how many there were, since this rank stands still for long."""
+        """When the ranks' beats were counted, and their counts, once this rank is stuck."""
 
     def start(self) -> None:
         """Watch from now on."""
         self._thread.start()
 
     def beats_of_first(self) -> int:
-        """How often rank 0 was heard."""
+        """How many beats of rank 0 were heard."""
         return self._store.add("beats 0", 0)
 
     def end(self) -> None:
-        """Watch no more, as something failed."""
+        """Stop watching, because something failed."""
         self._ended.set()
 
     def stop(self) -> None:
-        """Watch no more, and take back what proved to be no failure."""
+        """Stop watching, and take back what proved to be no failure."""
         self.end()
         self._thread.join(2 * self._interval)
         failure.take_back()
@@ -127,7 +127,7 @@ class CollectiveWatch:
         if beat.still < PATIENCE * self._timeout or progress.alone:
             return
         if not self._stack_printed:
-            self._stack_printed = True  # by a thread of its own: to read source files may hang, and so may a full pipe
+            self._stack_printed = True  # in its own thread: reading source files may hang, and so may a full pipe
             threading.Thread(target=_print_stack, args=(self._rank, beat), name="stack", daemon=True).start()
         if self._reported or not in_one:
             return
@@ -153,11 +153,11 @@ class CollectiveWatch:
 
 
 class Lobby:
-    """Where the ranks wait for what the first does alone: they ask the store, and no collective's time runs out meanwhile.
+    """Where the ranks wait for what rank 0 does alone: they poll the store, and no collective times out meanwhile.
 
     Args:
         store: that of the roll call.
-        beats: counts the first rank's signs of life.
+        beats: counts rank 0's signs of life.
     """
 
     def __init__(self, store: Store, beats: Callable[[], int]):
@@ -165,7 +165,7 @@ class Lobby:
 
     @contextlib.contextmanager
     def busy(self) -> Iterator[None]:
-        """On rank 0: the others wait until the body ends, well or not."""
+        """On rank 0: the others wait until the body ends, even if it fails."""
         key = self._next()
         failure.progress.alone = True
         try:
@@ -175,10 +175,10 @@ class Lobby:
             self._store.add(key, 1)
 
     def wait(self) -> None:
-        """On the other ranks: until rank 0 has come to the end.
+        """On the other ranks: wait until rank 0 is done.
 
         Raises:
-            ConnectionError: it gives no sign of life any more.
+            ConnectionError: rank 0 gives no sign of life any more.
         """
         key, beats, heard, pause = self._next(), -1, time.monotonic(), 0.01
         while not self._store.add(key, 0):
@@ -199,7 +199,7 @@ class Lobby:
 
 
 def _print_stack(rank: int, beat: Beat) -> None:
-    """Print where a rank stands still: its phase, and the lines of its main thread."""
+    """Print where a rank is stuck: its phase, and the stack of its main thread."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     lines = "".join(traceback.format_stack(frame)).rstrip() if frame is not None else "  no line: it has ended"
     with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
@@ -214,8 +214,8 @@ def explain(rank: int, own: Beat, others: Mapping[int, Beat], silent: set[int], 
     """Which collective a rank waits for, who has not arrived, and why, in two lines.
 
     Args:
-        others: of the ranks that were ever heard.
-        silent: ranks whose beats have ended.
+        others: beats of the ranks that were ever heard.
+        silent: ranks whose beats have stopped.
         timeout: seconds.
         backend: of the process group.
     """
@@ -242,8 +242,8 @@ def explain(rank: int, own: Beat, others: Mapping[int, Beat], silent: set[int], 
 
 
 def pending_collective() -> tuple[str | None, int | None]:
-    """The oldest collective of this process that is not done, from NCCL's flight recorder: name with numbers of values, and its place
-    in the order; (None, None) where it keeps none."""
+    """This process's oldest unfinished collective, from NCCL's flight recorder: its name with the number of values, and its place in
+    the order; (None, None) if there is none on record."""
     with contextlib.suppress(Exception):  # not every build of torch has the function, and its format is torch's own
         from torch._C import _distributed_c10d
 
@@ -254,7 +254,7 @@ def pending_collective() -> tuple[str | None, int | None]:
 
 
 def oldest(entries: list[dict[str, Any]]) -> tuple[str | None, int | None]:
-    """Of a flight recorder's entries the first that is not completed."""
+    """The first entry of a flight recorder that is not completed; as `pending_collective`."""
     open_ones = [entry for entry in entries if entry.get("state") != "completed"]
     if not open_ones:
         return None, None
@@ -270,20 +270,20 @@ def oldest(entries: list[dict[str, Any]]) -> tuple[str | None, int | None]:
 
 
 def remember_collectives() -> None:
-    """Switch NCCL's flight recorder on, where nobody has decided about it; before the process group."""
+    """Switch NCCL's flight recorder on, unless the environment already says otherwise; call it before the process group exists."""
     for name, value in FLIGHT_RECORDER.items():
         os.environ.setdefault(name, value)
 
 
 def _behind(beat: Beat, own: Beat) -> bool:
-    """Whether a rank has not arrived at the collective that this one is in."""
+    """Whether a rank has not reached the collective that this one is in."""
     if beat.number is not None and own.number is not None:
         return beat.number < own.number
     return _order(beat) < _order(own)
 
 
 def _order(beat: Beat) -> tuple[int, int]:
-    """How far a rank has come: by steps done, then by what follows what after a step."""
+    """How far a rank has come: steps done, then the place of its phase in a step."""
     place = ORDER.index(beat.doing) if beat.doing in ORDER else -1
     return -1 if beat.step is None else beat.step, place
 

@@ -1,4 +1,4 @@
-"""The model that several processes train together: wrapped, fed in parts, its gradients exchanged."""
+"""Data-parallel training of a model: wrapping, gradient accumulation and gradient exchange."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BUFFERS_IN_FORWARD = (
     if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     else "broadcast_buffers"
 )
-"""What DDP's argument is called since torch 2.14, and before."""
+"""The name of DDP's argument, since torch 2.14 and before."""
 
 
 def distribute(
@@ -32,16 +32,16 @@ def distribute(
     static_graph: bool = False,
     gradient_compression: Literal["none", "bf16"] = "none",
 ) -> nn.Module:
-    """The trainable model on this rank's device, wrapped for data-parallel training where there are several ranks. A collective.
+    """The trainable model on this rank's device, wrapped for data-parallel training if there are several ranks. A collective.
 
-    Every rank begins with rank 0's parameters and buffers. From then on the buffers are each rank's own, as its own images
-    make them, and `World.average_buffers` unites them where they are used, for evaluation and export. So no forward pass
-    begins with waiting for rank 0's buffers, and BatchNorm's statistics come from all ranks' images, not from rank 0's alone.
+    Every rank begins with rank 0's parameters and buffers. From then on each rank updates its own buffers from its own images,
+    and `World.average_buffers` averages them where they are used, for evaluation and export. So no forward pass begins with a
+    wait for rank 0's buffers, and BatchNorm's statistics come from all ranks' images, not from rank 0's alone.
 
     Args:
-        static_graph: every step uses the same parameters in the same way. DDP then orders its reductions once, and a model
-            that keeps no such promise trains wrongly.
-        gradient_compression: bf16 halves the bytes that travel, and rounds the gradients to 8 bits of mantissa.
+        static_graph: every step uses the same parameters in the same way. DDP then orders its reductions once; a model that
+            breaks this promise trains wrongly.
+        gradient_compression: bf16 halves the bytes sent, and rounds the gradients to 8 bits of mantissa.
 
     Raises:
         ValueError: this process group cannot do what is asked for.
@@ -69,7 +69,7 @@ def distribute(
 
 
 def synchronise(model: nn.Module, last: bool) -> AbstractContextManager[None]:
-    """The context of one micro-batch's forward and backward pass: gradients are added up, and exchanged with the last one alone.
+    """The context for one micro-batch's forward and backward pass: gradients accumulate, and are exchanged with the last one alone.
 
     Args:
         model: as `distribute` gave it.
@@ -82,11 +82,11 @@ def synchronise(model: nn.Module, last: bool) -> AbstractContextManager[None]:
 
 
 class StaticGraphDataParallel(DistributedDataParallel):
-    """DDP with a static graph that may begin with accumulation.
+    """DDP with a static graph whose first step may accumulate gradients.
 
     DDP learns the graph from the first passes that exchange gradients, and a pass in `no_sync` before that fails
     (`expect_autograd_hooks_ INTERNAL ASSERT`: https://github.com/pytorch/pytorch/issues/143580, in torch 2.0 and 2.14 alike). So
-    the first passes exchange; the sums stay the same, since the mean over ranks of what is a mean already is that mean.
+    the first passes exchange. The accumulated sums stay the same: averaging over ranks what is already an average changes nothing.
     """
 
     passes_to_learn = 2
@@ -124,7 +124,7 @@ def _check(world: World, static_graph: bool, gradient_compression: str) -> None:
 
 
 def _take_first(buffer: torch.Tensor, world: World) -> None:
-    """Rank 0's values, in place; as bytes, because gloo does not know every type."""
+    """Overwrite a buffer with rank 0's values; as bytes, because gloo does not know every type."""
     if buffer.numel():
         data = buffer.detach().contiguous().view(-1).view(torch.uint8)
         world.collectives.broadcast(data, 0)

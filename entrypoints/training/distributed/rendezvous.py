@@ -18,7 +18,7 @@ from training.runtime.environment import training_hosts
 from training.runtime.reporting import write_line
 
 ANNOUNCE_EVERY = 30.0
-"""Seconds between two words about who is waited for."""
+"""Seconds between log lines that say who is waited for."""
 
 TOOLKIT_PORT = "7777"
 """MASTER_PORT as AWS's container toolkit sets it (sagemaker_pytorch_container/training.py of sagemaker-pytorch-training 3.0.0)."""
@@ -47,12 +47,12 @@ class Place(NamedTuple):
 
 
 class Wait:
-    """A wait that says now and then what for, and has an end."""
+    """A wait with a deadline, which logs now and then what it waits for."""
 
     def __init__(self, who: str, seconds: float):
         """
         Args:
-            who: waits, for the lines it prints.
+            who: the one that waits, for the log.
         """
         self.who, self._seconds, self._started, self._announce = who, seconds, time.monotonic(), ANNOUNCE_EVERY
 
@@ -67,7 +67,7 @@ class Wait:
         return f"{self._seconds / 60:g} min" if self._seconds >= 60 else f"{self._seconds:g} s"
 
     def pause(self, what: Callable[[], str], is_heard: bool = True) -> None:
-        """Let a moment pass; every ANNOUNCE_EVERY seconds print `who: waiting 30 s for what`, where this process is to be heard."""
+        """Sleep briefly; every ANNOUNCE_EVERY seconds print `who: waiting 30 s for what`, if this process is to be heard."""
         elapsed = time.monotonic() - self._started
         if elapsed >= self._announce:
             self._announce += ANNOUNCE_EVERY
@@ -79,7 +79,7 @@ class Wait:
 def read_place(environ: MutableMapping[str, str] = os.environ) -> Place:
     """This process's place among all, as torchrun or mpirun set it; rank 0 of 1 in a plain shell.
 
-    Under mpirun, what torch and smddp look for in the environment is added to it where it lacks.
+    Under mpirun, variables that torch and smddp look for are added to the environment if they are missing.
 
     Raises:
         ValueError: some of the variables are set, and some are not.
@@ -116,11 +116,11 @@ def read_place(environ: MutableMapping[str, str] = os.environ) -> Place:
 def roll_call(place: Place, backend: str, wait: Wait) -> Store:
     """Wait until every rank is there.
 
-    Every rank enters its number and host in a store that torchrun's agent keeps, or else rank 0. Rank 0 says who is waited
-    for; where rank 0 itself is missing, the others do.
+    Every rank enters its number and host in a store that torchrun's agent keeps, or else rank 0. Rank 0 logs who is missing; if
+    rank 0 itself is missing, the others do.
 
     Args:
-        backend: that this rank is going to use; all must want the same.
+        backend: the one that this rank is going to use; all must want the same.
 
     Returns:
         The store, for the process group that comes next.
@@ -132,7 +132,7 @@ def roll_call(place: Place, backend: str, wait: Wait) -> Store:
     """
     host, port, by_agent = _meeting_place(place)
     store = _open_store(place, host, port, by_agent, wait)
-    # a prefix of its own for every start of the workers and every call in a process: an agent's store outlives them
+    # a separate prefix for every start of the workers and every call in a process: an agent's store outlives them
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = PrefixStore(f"roll call {restart}.{next(_calls)}", store)
     kind = f"{backend} of {place.size}"
@@ -151,7 +151,7 @@ def roll_call(place: Place, backend: str, wait: Wait) -> Store:
             raise ValueError(
                 f"the ranks do not fit together: {kinds}. Give every host the same image, devices and command"
             )
-    except RuntimeError as error:  # torch's, of a store that is gone
+    except RuntimeError as error:  # torch's, when the store is gone
         raise ConnectionError(
             f"rank 0 ended while {wait.who} waited for all of {place.size} ranks; its own log says why ({error})"
         ) from error
@@ -161,10 +161,10 @@ def roll_call(place: Place, backend: str, wait: Wait) -> Store:
 
 
 def in_time(action: Callable[[], T], wait: Wait, what: str, cause: str, *, is_heard: bool = True) -> T:
-    """Run one of torch's blocking calls in a thread, so that the wait for it is spoken of and has an end.
+    """Run one of torch's blocking calls in a thread, so that the wait for it is logged and has a deadline.
 
     Args:
-        what: is waited for.
+        what: what is waited for.
         cause: why it may not come, for the error's message.
 
     Raises:
@@ -209,7 +209,7 @@ def _meeting_place(place: Place) -> tuple[str, int, bool]:
 
 
 def _open_store(place: Place, host: str, port: int, by_agent: bool, wait: Wait) -> Store:
-    """The store of the roll call; rank 0 makes it where no agent did."""
+    """The store of the roll call; rank 0 makes it if no agent did."""
     makes_it = place.rank == 0 and not by_agent
     if not makes_it:
         _reach(host, port, wait)
@@ -262,7 +262,7 @@ def _entered(rank: int) -> str:
 
 
 def _enter(store: Store, rank: int, kind: str) -> None:
-    """Write this rank down. Counters are read by adding 0, which never blocks in any version of torch."""
+    """Register this rank. Counters are read by adding 0, which never blocks in any version of torch."""
     host = this_host()
     entry = f"process {os.getpid()} on {host}: {kind}"
     first = store.compare_set(f"entry {rank}", "", entry).decode()
@@ -282,7 +282,7 @@ def _absent(store: Store, size: int) -> str:
 
 
 def _leave_last(store: Store, place: Place) -> None:
-    """On rank 0, which may keep the store: let the others read what it has before this process fails, but not for ever."""
+    """On rank 0, which may keep the store: let the others read it before this process fails, but not forever."""
     store.add("read", 1)
     end = time.monotonic() + _LINGER_SECONDS
     while place.rank == 0 and store.add("read", 0) < place.size and time.monotonic() < end:
@@ -290,7 +290,7 @@ def _leave_last(store: Store, place: Place) -> None:
 
 
 def _kinds(store: Store, size: int) -> str:
-    """Which ranks want what, for the log."""
+    """Which ranks use which backend and size, for the log."""
     kinds: dict[str, list[int]] = {}
     for rank in range(size):
         if store.add(_entered(rank), 0):

@@ -17,7 +17,7 @@ BACKEND = "smdistributed.dataparallel.torch.torch_smddp"
 """Adds the backend smddp to torch.distributed: https://docs.aws.amazon.com/sagemaker/latest/dg/data-parallel-modify-sdp-pt.html"""
 
 OLDER_API = "smdistributed.dataparallel.torch.distributed"
-"""torch.distributed's functions, as the library had them itself before 1.4.0:
+"""The library's own version of torch.distributed's functions, before 1.4.0:
 doc/api/training/sdp_versions/v1.2.x/smd_data_parallel_pytorch.rst of https://github.com/aws/sagemaker-python-sdk"""
 
 
@@ -28,7 +28,7 @@ def is_asked_for(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def find(place: Place) -> tuple[ModuleType | None, str]:
-    """The module of the library's collectives: torch.distributed, or before 1.4 its own; None where it is no use. And why."""
+    """The module with the library's collectives (torch.distributed, or before 1.4 its own), None if it is of no use; and the reason."""
     if place.launcher != "mpirun":
         # "Considerations" in https://docs.aws.amazon.com/sagemaker/latest/dg/data-parallel-framework-estimator.html
         return None, f"under {place.launcher} its AllReduce falls back to NCCL"

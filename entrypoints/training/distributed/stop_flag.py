@@ -1,4 +1,4 @@
-"""Leaving in order when SageMaker, a spot interruption or a person asks: SIGTERM, agreed on by all ranks."""
+"""Orderly stop when SageMaker, a spot interruption or a person asks: SIGTERM, agreed on by all ranks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable
 from training.distributed.world import World
 
 LAG = 2
-"""Steps from one where a rank has got SIGTERM to the one after which all ranks leave. The question of each step travels
-meanwhile, so that no step waits for its answer; with 2, a device that is a step behind the host does not hold it up either."""
+"""Steps from the one where a rank got SIGTERM to the one after which all ranks stop. Each step's all-reduce runs in the meantime,
+so that no step waits for its result; with 2, a device that is a step behind the host does not hold the host up either."""
 
 
 class StopSignal:
@@ -27,11 +27,11 @@ class StopSignal:
 
     @property
     def received(self) -> bool:
-        """Whether this rank has got SIGTERM."""
+        """Whether this rank has received SIGTERM."""
         return self._received
 
     def agreed(self) -> bool:
-        """Whether to stop now, the same on every rank: some rank had got SIGTERM LAG steps ago, or has where it trains alone.
+        """Whether to stop now, the same on every rank: some rank had received SIGTERM LAG steps ago. A single process stops at once.
 
         A collective: every rank asks once after every optimizer step.
         """
@@ -41,6 +41,6 @@ class StopSignal:
         return len(self._asked) > LAG and self._asked.popleft()()
 
     def finish(self) -> None:
-        """Wait for what is still asked, before the process group ends. A collective, like `agreed`."""
+        """Wait for pending all-reduces, before the process group ends. A collective, like `agreed`."""
         while self._asked:
             self._asked.popleft()()

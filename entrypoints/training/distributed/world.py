@@ -1,4 +1,4 @@
-"""Which processes train together: the process group, its ranks, and the few collectives that the scripts need."""
+"""The process group: its ranks, and the few collectives that the scripts need."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _STORE_SECONDS = 5
 
 @dataclass(frozen=True)
 class World:
-    """This process's place among all.
+    """This process's place in the process group.
 
     There is one process group, and metrics go through it too, as tensors on `device`: smddp has no `new_group`, and no other
     backend may run beside it (https://docs.aws.amazon.com/sagemaker/latest/dg/data-parallel-modify-sdp-pt.html).
@@ -47,9 +47,9 @@ class World:
     reason: str
     """Why that backend."""
     lobby: Lobby | None = field(default=None, repr=False)
-    """Where ranks wait for the first one without a collective. None: they wait in their next collective."""
+    """Where ranks wait for rank 0 without a collective. None: they wait in their next collective."""
     collectives: ModuleType = field(default=dist, repr=False)
-    """Where all_reduce, broadcast and all_gather are: torch.distributed, or smddp's own module before 1.4."""
+    """The module with all_reduce, broadcast and all_gather: torch.distributed, or smddp's own before 1.4."""
 
     def __str__(self) -> str:
         processes = f"{self.size} process{'es' if self.size > 1 else ''}"
@@ -62,7 +62,7 @@ class World:
 
     @property
     def is_first_on_host(self) -> bool:
-        """Whether this is the process that writes what is written once a host."""
+        """Whether this is the process that writes what is written once per host."""
         return self.local_rank == 0
 
     @property
@@ -77,10 +77,10 @@ class World:
         return values
 
     def total_later(self, values: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Ask for the same, and go on with other work. A collective.
+        """Start the same sum, without waiting for it. A collective.
 
         Returns:
-            What gives the sum; on a GPU what is asked of it from then on waits for it, not the host.
+            A function that gives the sum; on a GPU, later work on the device waits for it, not the host.
         """
         if self.size == 1:
             return lambda: values
@@ -103,7 +103,7 @@ class World:
         """
         if self.size == 1:
             return rows
-        if not rows.numel():  # gloo of torch 2.0 dies of an empty tensor
+        if not rows.numel():  # gloo of torch 2.0 crashes on an empty tensor
             return torch.cat([rows] * self.size)
         # as bytes: gloo knows no int16, and in older versions neither bool nor bfloat16
         own = rows.reshape(-1).view(torch.uint8).to(self.device)
@@ -112,10 +112,10 @@ class World:
         return torch.cat(pieces).to(rows.device).view(rows.dtype).view(-1, *rows.shape[1:])
 
     def first_alone(self, work: Callable[[], Result]) -> Result | None:
-        """What rank 0 alone works out; None on the other ranks, which wait for it without a collective, however long it takes.
+        """The result of work that rank 0 alone does; None on the other ranks, which wait without a collective, however long it takes.
 
-        A collective: every rank calls it equally often. An error of the work is rank 0's; the others learn of it in their next
-        collective.
+        A collective: every rank calls it equally often. Only rank 0 raises an error of the work; the others learn of it in their
+        next collective.
         """
         if self.size == 1:
             return work()
@@ -128,8 +128,8 @@ class World:
             return work()
 
     def hosts_alone(self, work: Callable[[], Result]) -> Result | None:
-        """What the first process of each host works out, all at once; None on the others. All wait for rank 0 without a collective, as in
-        `first_alone`; the other hosts should not take much longer than that. A collective.
+        """The result of work that the first process of each host does, all at once; None on the others. All wait for rank 0 without a
+        collective, as in `first_alone`; the other hosts should not take much longer than that. A collective.
         """
         found = work() if self.is_first_on_host and not self.is_first else None
         of_first = self.first_alone(work)
@@ -139,7 +139,7 @@ class World:
         """Rank 0's bytes on every rank, sent in pieces of at most 64 MiB.
 
         Args:
-            data: on rank 0; what other ranks give is not looked at.
+            data: rank 0's; what other ranks pass is ignored.
         """
         if self.size == 1:
             assert data is not None, "rank 0 gives the bytes"
@@ -160,7 +160,7 @@ class World:
         buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
         if self.size == 1 or not buffers:
             return
-        # in float64, whose sums are exact here, so that buffers which are equal on all ranks stay what they are
+        # in float64, whose sums are exact here, so that buffers that are equal on all ranks stay unchanged
         flat = torch.cat([buffer.detach().reshape(-1).to(self.device, torch.float64) for buffer in buffers])
         means = torch.split(self.total(flat).div_(self.size), [buffer.numel() for buffer in buffers])
         for buffer, mean in zip(buffers, means):
@@ -175,11 +175,11 @@ class World:
         return not self.any(not flag)
 
     def any_later(self, flag: bool) -> Callable[[], bool]:
-        """Ask whether the flag is set on any rank, and go on with other work. A collective.
+        """Ask whether the flag is set on any rank, without waiting for the answer. A collective.
 
         Returns:
-            What gives the answer. It waits for the ranks and the device no longer than until they have done what was asked of
-            them before this call.
+            A function that gives the answer. It waits for the ranks and the device only until they have done the work submitted
+            before this call.
         """
         if self.size == 1:
             return lambda: flag
@@ -191,14 +191,14 @@ class World:
 def process_group(timeout_minutes: float = 10) -> Iterator[World]:
     """Join the process group that torchrun or mpirun describes, and leave it at the end.
 
-    Where nothing describes one, this process trains alone, without a group.
+    If nothing describes one, this process trains alone, without a group.
 
     Args:
-        timeout_minutes: how long ranks wait for each other to come together, and later for each other in a collective.
+        timeout_minutes: how long ranks wait for each other to join, and later for each other in a collective.
 
     Raises:
-        TimeoutError: not all ranks came together in time; the message names the missing ones, or what keeps them apart.
-        ConnectionError: the ranks are there and their connections failed.
+        TimeoutError: not all ranks joined in time; the message names the missing ones, or what keeps them apart.
+        ConnectionError: all ranks are there, but their connections failed.
         ValueError: the environment describes no group, or a rank has no GPU of its own.
     """
     place = read_place()
@@ -209,7 +209,7 @@ def process_group(timeout_minutes: float = 10) -> Iterator[World]:
     backend, reason, collectives = _choose_backend(place, device)
     if accelerator.is_gpu(device):
         collective_watch.remember_collectives()
-        os.environ.setdefault("FI_EFA_USE_HUGE_PAGE", "0")  # huge pages of EFA run out where processes fork:
+        os.environ.setdefault("FI_EFA_USE_HUGE_PAGE", "0")  # EFA's huge pages run out when processes fork:
         # https://github.com/aws/aws-ofi-nccl/issues/179
     if backend == "gloo" and "SM_NETWORK_INTERFACE_NAME" in os.environ:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", os.environ["SM_NETWORK_INTERFACE_NAME"])
@@ -230,8 +230,8 @@ def process_group(timeout_minutes: float = 10) -> Iterator[World]:
     # Only after success: without it gloo may abort at interpreter exit, and after a failure it may wait for ranks that hang.
     failure.progress.report_first = None
     if backend == "gloo":
-        # The group's end waits for gloo's threads and holds Python's lock; one of them that has yet to let go of the last
-        # collective's tensor waits for that lock. Torch 2.0 hung there once in six times.
+        # Destroying the group waits for gloo's threads and holds the GIL; one of them that has yet to release the last
+        # collective's tensor waits for the GIL. Torch 2.0 hung there once in six times.
         time.sleep(0.1)
     if collectives is dist:
         dist.destroy_process_group()
@@ -261,7 +261,7 @@ def _connect(world: World, store: Store, timeout: timedelta, wait: Wait) -> None
     """Form the group, and prove it by a first collective: NCCL connects the ranks only then."""
 
     def connect() -> None:
-        accelerator.make_current(world.device)  # it is each thread's own
+        accelerator.make_current(world.device)  # it is set per thread
         if world.collectives is not dist:
             world.collectives.init_process_group()
         elif world.backend == "smddp":  # in its documented form: the library is closed
@@ -280,7 +280,7 @@ def _connect(world: World, store: Store, timeout: timedelta, wait: Wait) -> None
     what = f"the {world.backend} connections among {world.size} ranks, which are all there"
     try:
         if world.backend == "smddp":
-            connect()  # a closed library that nobody promises to work in another thread than the first
+            connect()  # a closed library that is not promised to work outside the main thread
             _prove(world)
         else:
             in_time(connect, wait, what, cause, is_heard=world.is_first)
@@ -291,7 +291,7 @@ def _connect(world: World, store: Store, timeout: timedelta, wait: Wait) -> None
 
 
 def _prove(world: World) -> None:
-    """See that smddp does what the scripts ask of it: nothing says for which types its collectives are made. A collective.
+    """Check that smddp does what the scripts need: no document says which types its collectives support. A collective.
 
     Raises:
         ValueError: it does not; the message names what, and the fix.
@@ -322,24 +322,24 @@ def _prove(world: World) -> None:
 
 
 def _report_first(store: Store, text: str) -> str | None:
-    """What the first rank to fail reported: this text, where no other did before. None where the store does not answer."""
+    """The report of the first rank to fail: this text, if no other failed before. None if the store does not answer."""
     answers: list[str] = []
 
-    def ask() -> None:  # without compare_set, where torch 2.0 crashes if the answer is shorter than two characters:
+    def ask() -> None:  # not compare_set, in which torch 2.0 crashes if the answer is shorter than two characters:
         # https://github.com/pytorch/pytorch/issues/123983
         with contextlib.suppress(RuntimeError):
             if text and store.add("failures", 1) == 1:
                 store.set("first to fail", text)
             answers.append(store.get("first to fail").decode() if store.add("failures", 0) else "")
 
-    thread = threading.Thread(target=ask, daemon=True)  # where a host has vanished, the call waits for it
+    thread = threading.Thread(target=ask, daemon=True)  # if a host has vanished, the call waits for it
     thread.start()
     thread.join(_STORE_SECONDS)
     return answers[0] if answers else None
 
 
 def _answer(work: dist.Work, count: torch.Tensor) -> Callable[[], bool]:
-    """What gives whether `count` is not zero, once the collective is done that sums it."""
+    """A function that tells whether `count` is not zero, once the collective that sums it is done."""
     if not accelerator.is_gpu(count.device):
 
         def answer() -> bool:

@@ -1,1 +1,1 @@
-"""The loop that knows no task, its state, checkpoints and memory."""
+"""The task-independent training loop, its state, checkpoints and memory."""

@@ -1,4 +1,4 @@
-"""Whether a run's models are compiled, and run as CUDA graphs: what `auto` stands for, from how long the run is."""
+"""Decides whether a run's models are compiled and run as CUDA graphs: what `auto` stands for, from the length of the run."""
 
 from __future__ import annotations
 
@@ -16,25 +16,24 @@ from training.runtime import accelerator
 from training.settings.scripts import TrainingSettings
 
 PAYS_FROM = 5_000
-"""Steps from which `auto` compiles. On an H100 it took up to 55 s, beside other checks, and CUDA graphs saved 17 to 50 ms a step of a ViT-L
-teacher and a ViT-S student (docs/results/gpu.md), so that 1,000 to 3,300 steps repaid it."""
+"""Steps from which `auto` compiles. On an H100, compiling took up to 55 s, beside other checks, and CUDA graphs saved 17 to 50 ms per
+step of a ViT-L teacher and a ViT-S student (docs/results/gpu.md), so 1,000 to 3,300 steps repaid it."""
 
 HOPPER = 9
-"""Of the only GPU that was measured: the first number of its compute capability (CUDA C++ programming guide, "Compute Capabilities")."""
+"""Major compute capability of the only GPU that was measured (CUDA C++ programming guide, "Compute Capabilities")."""
 
 LEAST_TORCH = (2, 6)
-"""From which `auto` compiles and makes graphs: older compilers give up on more models. The figures are of 2.11."""
+"""Oldest torch with which `auto` compiles and makes graphs: older compilers give up on more models. The figures are of 2.11."""
 
 Settings = TypeVar("Settings", bound=TrainingSettings)
 
 
 def decide_compiling(settings: Settings, run: Run, *, trained: int = 0, answered: int = 0) -> tuple[Settings, Run]:
-    """The settings and the run with what `compile`, `compile_teacher` and `cuda_graphs` stand for here; recorded, and said where there is
-    a GPU.
+    """The settings and the run with `compile`, `compile_teacher` and `cuda_graphs` resolved; recorded, and logged if there is a GPU.
 
     Args:
-        trained, answered: steps of the whole run in which a model learns, and in which a teacher of this process answers; also where some
-            are done already, so that a resumed run decides as before. 0: there is no such model.
+        trained, answered: steps of the whole run in which a model is trained, and in which this process's teacher answers, including
+            steps already done, so that a resumed run decides as before. 0: there is no such model.
     """
     world, decided = run.world, dict[str, Any]()
 
@@ -53,7 +52,7 @@ def decide_compiling(settings: Settings, run: Run, *, trained: int = 0, answered
     if graphs == "auto":
         no_graphs = _no_graphs(settings, world)
         graphs = no_graphs is None
-        if True in (settings.compile, getattr(settings, "compile_teacher", False)):  # else it was said already
+        if True in (settings.compile, getattr(settings, "compile_teacher", False)):  # else it was logged already
             say("cuda_graphs", no_graphs, "each is launched as one")
     decided["cuda_graphs"] = graphs and any(decided.values())
     if settings.cuda_graphs is True and not decided["cuda_graphs"]:
@@ -67,7 +66,7 @@ def decide_compiling(settings: Settings, run: Run, *, trained: int = 0, answered
 
 
 def _why_not(settings: TrainingSettings, world: World, steps: int) -> str | None:
-    """Why `auto` does not compile, for people; None: it does. Only into graphs: that it pays without them was not shown of every model."""
+    """Why `auto` does not compile, for messages; None: it does. Only into graphs: without them, it was not shown to pay for every model."""
     no_graphs = _no_graphs(settings, world)
     if no_graphs is not None:
         return no_graphs

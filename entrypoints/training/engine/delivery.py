@@ -18,7 +18,7 @@ from training.settings.scripts import LabelledImageSettings
 
 
 def require_packages(settings: LabelledImageSettings) -> None:
-    """Check before training that the packages for the wanted exports are there.
+    """Check before training that the packages for the requested exports are installed.
 
     Raises:
         ValueError: a package is missing; the message says which.
@@ -33,7 +33,7 @@ class Trained:
 
     state: TrainingState
     name: str
-    """timm's."""
+    """The timm name."""
     options: Mapping[str, Any]
     """As timm.create_model took them."""
 
@@ -48,13 +48,13 @@ def deliver(
     decoder: Mapping[str, Any] | None = None,
     measured: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """Write the model folder and result.json, on rank 0. Of several models each has a folder of its name in there, and an entry of its
-    name under `students` of result.json.
+    """Write the model folder and result.json, on rank 0. If there are several models, each has a subfolder of its name, and an entry of
+    its name under `students` in result.json.
 
     Args:
         models: in any order.
         image_size, decoder: as `export.save` takes them.
-        measured: what else result.json says; `teacher` there also goes onto the models' cards.
+        measured: further entries of result.json; its `teacher` also goes into the model cards.
     """
     if not run.world.is_first:
         return
@@ -93,9 +93,9 @@ def _write_model(
     decoder: Mapping[str, Any] | None,
     teacher: Any,
 ) -> None:
-    """A model's folder: weights and description, card, and ONNX where it is asked for."""
+    """Write a model's folder: weights and description, card, and ONNX if requested."""
     settings, model = trained.state.settings, trained.state.evaluated
-    folder = run.environment.model_dir / trained.state.name  # that folder itself where it has no name
+    folder = run.environment.model_dir / trained.state.name  # model_dir itself if it has no name
     metrics = {"steps": outcome.steps, **validation}
     export.save(
         model,

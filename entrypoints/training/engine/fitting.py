@@ -1,4 +1,4 @@
-"""How many images pass through the model at once: as many as a whole step has memory for, and the loaders that bring them."""
+"""Fits the micro-batch to the memory that a whole step takes, and opens the loaders for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from training.engine.run import Run
 from training.settings.scripts import TrainingSettings
 
 SIZE = "batch_size_per_device"
-"""Of what checkpoints note as decided."""
+"""The key of this decision in checkpoints."""
 
 
 def fitting_loaders(
@@ -27,8 +27,8 @@ def fitting_loaders(
     *,
     views: int | None = None,
 ) -> Callable[..., Loaders]:
-    """What opens a run's loaders, with micro-batches that fit into every process's memory; its checkpoints belong to these images from here
-    on. A collective.
+    """A function that opens a run's loaders, with micro-batches that fit in every process's memory. From here on, the run's checkpoints
+    belong to these images. A collective.
 
     Args:
         task: of the bare models, without a collective; StepTrial runs its steps.
@@ -36,7 +36,7 @@ def fitting_loaders(
         views: as `open_loaders` takes it.
 
     Returns:
-        open(settings, images, say): as `open_loaders`; without `images` over the run's, without `say` it logs nothing.
+        open(settings, images, say): as `open_loaders`; `images` defaults to the run's, and without `say` it logs nothing.
 
     Raises:
         ValueError: hosts have different images, not one image fits, or the processes cannot have equal shares.

@@ -1,7 +1,7 @@
-"""The training loop. It knows no method: a task gives each model's dict of named losses, and the loop lowers the one called `loss`.
+"""The training loop. It knows no method: a task yields each model's dict of named losses, and the loop minimises the one called `loss`.
 
-A run trains one model, or several on the same batches: their states stand in one order everywhere, and each step does one after the other,
-so that a model's activations are gone before the next one's come.
+A run trains one model, or several on the same batches. Their states have the same order everywhere, and each step handles one after the
+other, so that a model's activations are freed before the next one's are allocated.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ from training.measure.timeline import Timeline
 from training.runtime import failure, metrics
 
 Losses = dict[str, torch.Tensor]
-"""Scalars by name; `loss` is the one that is lowered."""
+"""Scalars by name; `loss` is the one that is minimised."""
 
 LESS_STEEP = (
     "lower learning_rate, lengthen the warm-up, set max_grad_norm, or compute in bf16 or fp32 where it was fp16"
 )
-"""What to do where a model diverges."""
+"""What to do if a model diverges."""
 
 States = Sequence[TrainingState]
-"""Of the models that a run trains; all do the same steps."""
+"""One per model that a run trains; all take the same steps."""
 
 
 class Task(Protocol):
     """A method of training."""
 
     def __call__(self, batch: Any) -> Iterator[Losses]:
-        """The losses of one micro-batch, a NamedTuple of tensors on this rank's device: those of each model in turn, whose forward pass
-        runs when it is asked for."""
+        """The losses of one micro-batch, a NamedTuple of tensors on this rank's device, for each model in turn. A model's forward pass
+        runs when its losses are requested."""
 
     def begin_epoch(self, epoch: int, batches: TrainingBatches) -> None:
-        """An epoch begins, counted from 1; also once where a run goes on in the middle of one."""
+        """Called when an epoch begins, counted from 1, and when a run resumes in the middle of one."""
 
 
 Place = tuple[int, int, int, int]
 """Epoch, epochs, step, steps."""
 
 Evaluate = Callable[[nn.Module], dict[str, Any]]
-"""model -> metrics by name over all ranks' shares of the held-out images, the same on every rank: numbers, or mappings such as
-one of each class, which no metric line has room for."""
+"""model -> metrics by name over all ranks' shares of the held-out images, the same on every rank: numbers, or mappings, such as one
+per class, which no metric line has room for."""
 
 
 @dataclass(frozen=True)
@@ -65,25 +65,25 @@ class Outcome:
     """How training ended."""
 
     steps: int
-    """Optimizer steps done, those before a resume too."""
+    """Optimizer steps done, including those before a resume."""
     resumed_from: int | None
-    """The step of the checkpoint that it went on from; None: it began at the first."""
+    """Step of the checkpoint that it resumed from; None: it began at the first step."""
     stopped: bool
     """Whether SIGTERM ended it before its last step."""
     images_per_second: float | None
-    """Over all processes, without the first steps and without evaluation. None: there were no other steps."""
+    """Over all processes, without the first steps and evaluation. None: there were no other steps."""
     validation: dict[str, dict[str, Any]]
-    """By the models' names, metrics of the last evaluation: a stopped run leaves at once, without one more. Empty: there was none."""
+    """Metrics of the last evaluation, by model name; a stopped run ends without another one. Empty: there was none."""
 
 
 def train(task: Task, evaluate: Evaluate, states: States, loaders: Loaders, steps: int, run: Run) -> Outcome:
-    """Train until the last step, or until a stop is asked for; go on from the newest checkpoint where there is one.
+    """Train until the last step or a requested stop, resuming from the newest checkpoint if there is one.
 
     Returns:
-        How it ended; the states are those of the last step, on the stop's step too.
+        How it ended; the states are those of the last step, also after a stop.
 
     Raises:
-        ValueError: the checkpoints are of another job.
+        ValueError: the checkpoints belong to another job.
         FloatingPointError: the loss, or a model at a checkpoint, is not finite.
     """
     settings, world, report, timeline = run.settings, run.world, run.report, run.timeline
@@ -91,14 +91,14 @@ def train(task: Task, evaluate: Evaluate, states: States, loaders: Loaders, step
     epochs = -(-steps // per_epoch)
     resumed_from = _resume(states, run)
     run.record.passed("checkpoint")
-    state = states[0]  # whose steps are those of all
-    register_hook(state.trainable, report.say)  # of several the first one's: smdebug follows one model
+    state = states[0]  # all take the same steps
+    register_hook(state.trainable, report.say)  # of the first model only: smdebug follows one
 
     def evaluation_is_due() -> bool:
         epoch, rest = divmod(state.step, per_epoch)
         return state.step >= steps or (rest == 0 and epoch % settings.evaluate_every == 0)
 
-    if resumed_from and evaluation_is_due():  # the run before may have ended between this step and its evaluation
+    if resumed_from and evaluation_is_due():  # the previous run may have ended between this step and its evaluation
         epoch = -(-state.step // per_epoch)
         validation = _evaluate(evaluate, states, (epoch, epochs, state.step, steps), run)
     if state.step > steps:
@@ -129,7 +129,7 @@ def train(task: Task, evaluate: Evaluate, states: States, loaders: Loaders, step
             if settings.checkpoint_every and state.step % settings.checkpoint_every == 0:
                 saved = _save(states, place, run)
                 timeline.start()
-        # before the evaluation, which may take longer than a stop leaves time for; a run that goes on from here evaluates first
+        # before the evaluation, which may take longer than a stop leaves time for; a run that resumes from here evaluates first
         if state.step != saved and (stopped or settings.checkpoint_every is None or state.step == steps):
             saved = _save(states, place, run, required=stopped)
         if not stopped and evaluation_is_due():
@@ -149,10 +149,10 @@ def train(task: Task, evaluate: Evaluate, states: States, loaders: Loaders, step
 def step_by_step(
     task: Task, states: States, loaders: Loaders, run: Run, first_step: int = 0
 ) -> Generator[None, None, None]:
-    """An optimizer step at each `next`, epoch after epoch, and nothing between them: no line, evaluation, checkpoint or end.
+    """One optimizer step per `next`, epoch after epoch, and nothing else: no log line, evaluation, checkpoint or end.
 
     Args:
-        first_step: the step of the run, from 0 on, with whose images it begins.
+        first_step: the step of the run, from 0 on, whose images come first.
     """
     batches, timeline = loaders.train_batches, run.timeline
     epoch, first = divmod(first_step, len(batches))
@@ -171,7 +171,7 @@ def step_by_step(
 
 
 def _step(task: Task, states: States, batches: Iterator[Any], accumulation: int, timeline: Timeline) -> list[Losses]:
-    """One optimizer step of each model over `accumulation` micro-batches; the means of their losses."""
+    """One optimizer step of each model over `accumulation` micro-batches. Returns the means of their losses."""
     totals: list[Losses] = [{} for _ in states]
     for part in range(accumulation):
         asked = task(next(batches))
@@ -193,7 +193,7 @@ def _step(task: Task, states: States, batches: Iterator[Any], accumulation: int,
 
 
 def _optimize(state: TrainingState, timeline: Timeline) -> None:
-    """Change a model by its gradients."""
+    """Update a model from its gradients."""
     with timeline.phase("optimizer"):
         if state.scaler is not None:
             state.scaler.unscale_(state.optimizer)
@@ -213,7 +213,7 @@ def _optimize(state: TrainingState, timeline: Timeline) -> None:
 
 
 def on_device(batches: Iterator[Any], world: World, timeline: Timeline) -> Iterator[Any]:
-    """The loader's batches, NamedTuples, with their tensors on this rank's device, but for those of STAYING."""
+    """The loader's batches, NamedTuples, with their tensors on this rank's device, except those in STAYING."""
     while True:
         with timeline.phase("data_wait"):
             batch = next(batches, None)
@@ -229,7 +229,7 @@ def on_device(batches: Iterator[Any], world: World, timeline: Timeline) -> Itera
 
 
 def _report_step(losses: Sequence[Losses], states: States, place: Place, run: Run) -> None:
-    """The metric line of a step: losses of the whole global batch, seconds of the phases, images/s, memory."""
+    """Report a step's metric line: losses over the global batch, seconds per phase, images/s, memory."""
     stacked = torch.stack([value for of_one in losses for value in of_one.values()])
     means = iter((run.world.total(stacked.double()) / run.world.size).tolist())  # waits for the device
     found: dict[str, dict[str, float]] = {}
@@ -267,7 +267,7 @@ def record_steps(
     images: int,
     waited: float | None = None,
 ) -> dict[str, float]:
-    """This rank's own line of the window.
+    """Record this rank's line for a window of steps.
 
     Args:
         seconds: as Timeline.window gives them.
@@ -282,7 +282,7 @@ def record_steps(
     )
     shown = {**seconds}
     of_workers = run.timeline.worker_cpu
-    used = {"cpu_seconds": shown.pop("cpu") - of_workers, "worker_cpu_seconds": of_workers}  # no phases: of all threads
+    used = {"cpu_seconds": shown.pop("cpu") - of_workers, "worker_cpu_seconds": of_workers}  # not phases: all threads
     if waited is not None:
         shown["grad_sync"] = waited
     window = {"steps": run.timeline.steps, "slowest_step": run.timeline.slowest_step}
@@ -321,14 +321,14 @@ def _evaluate(evaluate: Evaluate, states: States, place: Place, run: Run) -> dic
 
 
 def _save(states: States, place: Place, run: Run, *, required: bool = False) -> int:
-    """A checkpoint of this step, where there is a folder for it; the step. A collective.
+    """Save a checkpoint of this step, if there is a folder for it. Returns the step. A collective.
 
     Raises:
-        FloatingPointError: a model is not finite, of which no checkpoint is to take a good one's place.
+        FloatingPointError: a model is not finite; its checkpoint must not replace a good one.
     """
     step = states[0].step
     for state in states:
-        # a forward pass that overflows in fp16 has its step skipped, and leaves its mark on BatchNorm's statistics
+        # an fp16 forward pass that overflows has its step skipped, but leaves its mark on BatchNorm's statistics
         statistics = [
             one for name, one in state.model.named_buffers() if name.endswith(("running_mean", "running_var"))
         ]
@@ -353,7 +353,7 @@ def _save(states: States, place: Place, run: Run, *, required: bool = False) -> 
 
 
 def _resume(states: States, run: Run) -> int | None:
-    """Set up the newest good checkpoint; its step, or None where there is none."""
+    """Restore the newest good checkpoint. Returns its step, or None if there is none."""
     loaded = run.checkpoints.load()
     if loaded is None:
         return None

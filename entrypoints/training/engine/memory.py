@@ -1,4 +1,4 @@
-"""What a training step keeps in memory, what each setting saves of it, and how many images fit at once."""
+"""The memory of a training step: what it holds, what each setting saves, and how many images fit at once."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from training.runtime.reporting import Reporter
 from training.settings.scripts import TrainingSettings
 
 HEADROOM = 0.1
-"""Share of the memory left free: for fragments, the kernels' workspaces, NCCL's buffers and the last, uneven allocations."""
+"""Share of the memory left free for fragmentation, kernels' workspaces, NCCL's buffers and the last, uneven allocations."""
 
 PROBES = (2, 4)
-"""Images of the two passes whose difference is what one image more keeps."""
+"""Images of two passes, whose difference gives what each further image keeps."""
 
 LOSS_PROBES = (1, 2, 3, 4)
-"""Images of the four losses that tell a polynomial's coefficients: a constant, images, pairs and triples."""
+"""Images of four losses, which determine a polynomial's coefficients: of a constant, images, pairs and triples."""
 
 TRIED = (4, 16)
-"""Images of the two steps that are really made on a GPU, whose difference is what an image takes."""
+"""Images of two real steps on a GPU, whose difference gives what an image takes."""
 
 CAST_MODULES = (nn.Linear, nn.modules.conv._ConvNd)
-"""Whose weights autocast copies (https://docs.pytorch.org/docs/stable/amp.html, ops that autocast to lower precision)."""
+"""Modules whose weights autocast copies (https://docs.pytorch.org/docs/stable/amp.html, ops that autocast to lower precision)."""
 
 FILLED = "teacher_cache, once it is filled,"
-"""The setting without whose saving a run begins."""
+"""The setting that saves nothing yet when a run begins."""
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -54,23 +54,23 @@ class Footprint:
     average: int
     """The moving average of the weights; 0: none is kept."""
     activations: float
-    """What an image's forward pass keeps for the backward pass."""
+    """Per image: what the forward pass keeps for the backward pass."""
     teacher: int = 0
     """The teacher's weights; 0: there is none, or it does not run."""
     teacher_activations: float = 0
-    """The most that the teacher holds at once of an image; it keeps nothing."""
+    """Per image: the most that the teacher holds at once; it keeps nothing."""
     pairs: float = 0
-    """What a loss of relations keeps for each pair of images: of N there are N²."""
+    """What a relational loss keeps per pair of images: N images have N²."""
     triples: float = 0
-    """And for each three: of N there are N³."""
+    """And per triple: N images have N³."""
     casts: int = 0
-    """The copies of the weights in autocast's format, which live as long as a step; 0: there is no autocast."""
+    """Copies of the weights in autocast's format, which live as long as a step; 0: there is no autocast."""
     workspace: float = 0
-    """What a GPU's kernels and the loss take beside, however few the images; 0: not measured."""
+    """What a GPU's kernels and the loss take in addition, however few the images; 0: not measured."""
 
     @property
     def fixed(self) -> int:
-        """All that does not depend on the batch; gradients are as large as the weights."""
+        """Bytes that do not depend on the batch; gradients are as large as the weights."""
         return 2 * self.weights + self.casts + self.optimizer + self.average + self.teacher + int(self.workspace)
 
     def step(self, images: int) -> float:
@@ -81,7 +81,7 @@ class Footprint:
     def largest_batch(self, capacity: int) -> int:
         """Images that fit into N bytes at once, with headroom."""
         space = capacity * (1 - HEADROOM)
-        most = max(0, int(space - self.fixed))  # at a byte an image, the least
+        most = max(0, int(space - self.fixed))  # at least a byte per image
         return bisect.bisect_right(range(1, most + 1), space, key=self.step)
 
 
@@ -92,18 +92,18 @@ def example(data: Data[Images, Images], device: torch.device) -> torch.Tensor:
 
 
 def bytes_of(model: nn.Module) -> int:
-    """Of a model's parameters and buffers."""
+    """Bytes of a model's parameters and buffers."""
     return sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
 
 
 def optimizer_bytes(model: nn.Module, settings: TrainingSettings, world: World) -> int:
-    """Of the state that the optimizer will keep in one process; with ZeRO its share."""
+    """Bytes of the state that the optimizer will keep in one process; with ZeRO, its share."""
     numbers = sum(item.numel() for item in model.parameters() if item.requires_grad)
     return STATE_PER_PARAMETER[settings.optimizer] * numbers * 4 // (world.size if settings.zero else 1)
 
 
 def cast_bytes(model: nn.Module, precision: Precision) -> int:
-    """Of the copies that autocast makes of the weights of matrix products and convolutions, and keeps for the backward pass."""
+    """Bytes of autocast's copies of the weights of matrix products and convolutions, which it keeps for the backward pass."""
     if precision.dtype == torch.float32:
         return 0
     weights = (module.weight for module in model.modules() if isinstance(module, CAST_MODULES))
@@ -111,7 +111,7 @@ def cast_bytes(model: nn.Module, precision: Precision) -> int:
 
 
 def activation_bytes(model: nn.Module, image: torch.Tensor, precision: Precision) -> float:
-    """What one image's forward pass keeps for the backward pass, from two passes of different size.
+    """Bytes that one image's forward pass keeps for the backward pass, from two passes of different size.
 
     The passes leave no trace: neither in buffers such as BatchNorm's statistics nor in the state of random generators.
 
@@ -133,10 +133,10 @@ def activation_bytes(model: nn.Module, image: torch.Tensor, precision: Precision
 
 
 def loss_bytes(loss: Callable[[int], torch.Tensor], device: torch.device) -> tuple[float, float, float]:
-    """What a loss keeps for the backward pass: of each image, of each pair, and of each three images.
+    """Bytes that a loss keeps for the backward pass: per image, per pair and per triple of images.
 
     Args:
-        loss: of N made-up images.
+        loss: of N synthetic images.
     """
     with accelerator.same_random_numbers(device):
         kept = [_kept(loss, count) for count in LOSS_PROBES]
@@ -147,7 +147,7 @@ def loss_bytes(loss: Callable[[int], torch.Tensor], device: torch.device) -> tup
 
 
 def working_bytes(model: nn.Module, images: torch.Tensor) -> float:
-    """The most that a forward pass without gradients holds of one image: the largest module's input and output together.
+    """The most bytes that a forward pass without gradients holds per image: the largest module's input plus output.
 
     Args:
         images: (batch, channels, height, width), as the model takes them.
@@ -170,7 +170,7 @@ def working_bytes(model: nn.Module, images: torch.Tensor) -> float:
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most bytes that this process has held so far: on its GPU, or else in the machine's memory."""
+    """The most bytes that this process has held so far: on its GPU, or else in host memory."""
     if accelerator.is_gpu(device):
         return accelerator.peak_memory(device)
     return peak_host_memory()
@@ -181,7 +181,7 @@ def capacity(world: World) -> int:
     if accelerator.is_gpu(world.device):
         free, _ = accelerator.memory(world.device)
         return free + accelerator.reserved_memory(world.device)
-    # proc(5): one value for each start of a machine's kernel; several hosts may be containers or processes of one machine
+    # proc(5): one value per boot of a machine; several hosts may be containers or processes of one machine
     machine = torch.tensor([*BOOT_ID.read_bytes()])[None]
     neighbours = int((world.gather_rows(machine) == machine).all(1).sum())
     return available_memory() // neighbours
@@ -191,7 +191,7 @@ def batch_size_per_device(settings: TrainingSettings, world: World, fits: int) -
     """Images that a process passes through the model at once: its share of the global batch, or what the settings say.
 
     Args:
-        fits: the most that its memory holds; `auto` takes the largest part of its share up to that.
+        fits: the most that its memory holds; `auto` takes the largest divisor of its share up to that.
 
     Raises:
         ValueError: the processes cannot have equal shares, or not even one image fits.
@@ -210,12 +210,12 @@ def batch_size_per_device(settings: TrainingSettings, world: World, fits: int) -
 
 
 def parts_of(share: int, fits: int) -> list[int]:
-    """The numbers of images up to `fits` that divide a process's share of the global batch, falling."""
+    """Batch sizes up to `fits` that divide a process's share of the global batch, in descending order."""
     return [size for size in range(min(fits, share), 0, -1) if share % size == 0]
 
 
 def explain(now: Footprint, without: Mapping[str, Footprint], capacity: int) -> list[str]:
-    """What a step keeps and what each setting saves, as lines for people.
+    """Log lines: what a step holds, and what each setting saves.
 
     Args:
         without: by setting, the footprint that the run would have without it.
@@ -244,7 +244,7 @@ def explain(now: Footprint, without: Mapping[str, Footprint], capacity: int) -> 
 
 
 def measure(states: Sequence[TrainingState], data: Data[Images, Images]) -> tuple[Footprint, dict[str, Footprint]]:
-    """A step's footprint without a teacher, of all models together; and by setting the one that it would have without it."""
+    """A step's footprint for all models together, without a teacher; and, by setting, the footprint without that setting."""
     image = example(data, states[0].world.device)
     each = [_measured(state, image) for state in states]
     now = together([now for now, _ in each])
@@ -253,8 +253,8 @@ def measure(states: Sequence[TrainingState], data: Data[Images, Images]) -> tupl
 
 
 def together(footprints: Sequence[Footprint]) -> Footprint:
-    """The footprint of a step in which several models, without a teacher, take their turns on the same images: what a forward pass keeps
-    is gone when the next model's begins, and so are autocast's copies."""
+    """The footprint of a step in which several models, without a teacher, take turns on the same images: a model's activations and
+    autocast's copies are freed before the next model's forward pass."""
     return Footprint(
         weights=sum(one.weights for one in footprints),
         optimizer=sum(one.optimizer for one in footprints),
@@ -287,14 +287,14 @@ def _measured(state: TrainingState, image: torch.Tensor) -> tuple[Footprint, dic
 def as_tried(
     now: Footprint, without: Mapping[str, Footprint], trial: StepTrial, most: int
 ) -> tuple[Footprint, dict[str, Footprint]]:
-    """A GPU's footprints, corrected by two steps of few images that are really made.
+    """Footprints on a GPU, corrected by two real steps on few images.
 
-    What a forward pass keeps is not all: the loss, the gradients of activations and the kernels' workspaces come on top. On an H100 a
-    segmenter's forward pass kept 249 MiB an image, and its step held 315; a ViT-S's 31.8 and 32.1 (docs/results/gpu.md).
+    A forward pass's activations are not all: the loss, the gradients of activations and the kernels' workspaces come on top. On an H100,
+    a segmenter's forward pass kept 249 MiB per image, and its step held 315; a ViT-S's 31.8 and 32.1 (docs/results/gpu.md).
 
     Args:
-        now, without: as `measure` gives them; they stay so where the few images do not fit, or a loss of relations grows otherwise.
-        most: images that pass through the model at once at most; of fewer than 8 no difference is taken.
+        now, without: as `measure` gives them; unchanged if the few images do not fit, or if a relational loss grows otherwise.
+        most: the most images that pass through the model at once; below 8, no difference is taken.
     """
     few, more = (min(count, most) for count in TRIED)
     kept = max(now.activations, now.teacher_activations)
@@ -326,14 +326,14 @@ def choose_batch_size(
     trial: StepTrial,
     before: int | None = None,
 ) -> int:
-    """Images that each process passes through the model at once; says what a step keeps and what each setting saves. A collective.
+    """Choose how many images each process passes through the model at once; log what a step holds and each setting saves. A collective.
 
-    With `auto` on a GPU a whole step is tried before the first one, and where the memory is full the next smaller part of the share.
+    With `auto` on a GPU, a whole step is tried before the first one; if memory runs out, the next smaller divisor of the share follows.
 
     Args:
-        now, without: as `measure` gives them; FILLED among the latter is a state that the run begins in.
-        before: the size of the run that this one goes on from, if it had as many processes. `auto` takes the same where it fits, for the
-            same numbers.
+        now, without: as `measure` gives them; FILLED among the latter is the state that the run begins in.
+        before: the size of the run that this one resumes, if that had as many processes. `auto` takes the same if it fits, for the same
+            numbers.
 
     Raises:
         ValueError: as `batch_size_per_device`; or no step fits.
@@ -365,9 +365,9 @@ def _by_itself(
     say: Callable[[str], None],
     before: int | None,
 ) -> int:
-    """What `auto` takes, and says."""
+    """The size that `auto` takes; logs it."""
     size = batch_size_per_device(settings, world, min(fits, before or fits))
-    if accelerator.is_gpu(world.device):  # there a step is tried
+    if accelerator.is_gpu(world.device):  # a step is tried there
         size = largest_that_fits(parts_of(share_of_batch(settings.global_batch_size, world), size), trial, world, say)
     if before is None:
         say(f"batch_size_per_device: {size}, by itself")
@@ -382,13 +382,13 @@ def _by_itself(
 
 
 def when_full(size: int, share: int, predicted: float, space: int, settings: TrainingSettings) -> str:
-    """What to change where a GPU's memory is full in spite of all this.
+    """What to change if a GPU's memory is full in spite of all this.
 
     Args:
         size: images that pass through the model at once.
-        share: of the global batch, of a process.
+        share: a process's share of the global batch.
         predicted: bytes of a step.
-        space: bytes that there are.
+        space: bytes available.
     """
     smaller = parts_of(share, size - 1)[:1]
     changes = [f"batch_size_per_device: {part}" for part in smaller]
@@ -406,16 +406,16 @@ def when_full(size: int, share: int, predicted: float, space: int, settings: Tra
 def _kept(function: Callable[[int], Any], images: int) -> int:
     """Bytes of the distinct storages that autograd saves in a function of N images; parameters are counted elsewhere.
 
-    Nothing stays behind. Were the tensors themselves kept in place of what autograd saves, those that a function saves of its own
-    output would keep it alive for ever, and it them (https://docs.pytorch.org/docs/stable/autograd.html#torch.autograd.graph.saved_tensors_hooks):
-    on an H100 4.2 GiB of a segmenter.
+    Nothing stays behind. If the hooks kept the tensors themselves, an output that a function saves for itself would form a reference cycle
+    with it and never be freed (https://docs.pytorch.org/docs/stable/autograd.html#torch.autograd.graph.saved_tensors_hooks):
+    on an H100, 4.2 GiB for a segmenter.
     """
     storages: dict[int, torch.UntypedStorage] = {}
 
     def note(tensor: torch.Tensor) -> None:
         if not (tensor.is_leaf and tensor.requires_grad):
             storage = tensor.untyped_storage()
-            storages[storage.data_ptr()] = storage  # alive until all are counted, so that no two have one address
+            storages[storage.data_ptr()] = storage  # alive until all are counted, so that no address is reused
 
     def not_asked(_: None) -> torch.Tensor:
         raise RuntimeError("there is no backward pass")

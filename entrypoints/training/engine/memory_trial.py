@@ -1,4 +1,4 @@
-"""What a whole step really takes of a GPU's memory: tried, for no prediction knows workspaces, copies and fragments."""
+"""Measures what a whole step really takes of a GPU's memory: no prediction knows workspaces, copies and fragmentation."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Losses = Mapping[str, torch.Tensor]
 
 
 class StepTrial:
-    """Steps on made-up batches that leave no trace in the states.
+    """Steps on synthetic batches, which leave no trace in the states.
 
     Args:
-        task: of the bare models, without a collective: ranks do not run out of memory together.
-        data: one of its images, many times, makes a batch.
-        optimizer_bytes: what the optimizer keeps beside it after its first step.
+        task: of the bare models, without a collective, as ranks do not run out of memory together.
+        data: a batch repeats one of its images.
+        optimizer_bytes: what the optimizer keeps in addition after its first step.
     """
 
     def __init__(
@@ -37,17 +37,17 @@ class StepTrial:
         self._one = data.collate_training([data.training[1, 0]])
 
     def fits(self, size: int) -> bool:
-        """Whether forward, backward and the optimizer's state of `size` images fit."""
+        """Whether the forward pass, the backward pass and the optimizer's state fit for `size` images."""
         return self.held(size) is not None
 
     def held(self, size: int) -> int | None:
-        """The most bytes that a step of `size` images holds beyond what is held now; None: they do not fit."""
+        """The most bytes that a step of `size` images holds beyond what is held now; None: it does not fit."""
         device = self._states[0].world.device
         buffers = [(buffer, buffer.clone()) for state in self._states for buffer in state.trainable.buffers()]
         try:
             with accelerator.same_random_numbers(device):
                 return accelerator.measured_memory(device, lambda: self._step(size, device))
-        except RuntimeError as error:  # libraries that find no workspace say so in words of their own
+        except RuntimeError as error:  # libraries word a lack of workspace in their own way
             if isinstance(error, accelerator.OUT_OF_MEMORY) or re.search(failure.GPU_FULL.pattern, str(error)):
                 return None
             raise
@@ -66,17 +66,17 @@ class StepTrial:
         for one in self._states:
             with one.precision.autocast():
                 loss = next(asked)["loss"]
-            # not backward(): by the hooks on the parameters DDP would take this pass for its first one, and with static_graph exchange
+            # not backward(): the hooks on the parameters would make DDP take this pass for its first one, and with static_graph exchange
             # no gradients later
             learned = [parameter for parameter in one.trainable.parameters() if parameter.requires_grad]
             held.append(torch.autograd.grad(loss, learned, allow_unused=True))
 
 
 def largest_that_fits(sizes: list[int], trial: StepTrial, world: World, say: Callable[[str], None]) -> int:
-    """The first of these batch sizes of which every rank's GPU has room for a step. A collective.
+    """The first of these batch sizes whose step fits on every rank's GPU. A collective.
 
     Args:
-        sizes: falling.
+        sizes: in descending order.
         say: logs each size that did not fit.
 
     Raises:

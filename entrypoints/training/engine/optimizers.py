@@ -1,4 +1,4 @@
-"""Optimizers by name: fused where torch has it, and shared among the processes on request."""
+"""Optimizers by name: fused if torch has it, and sharded across processes on request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CLASSES: dict[str, type[Optimizer]] = {
 }
 
 KERNELS = ("fused", "foreach", "capturable")
-"""An optimizer's options that say how it computes, and not what."""
+"""Optimizer options that determine how it computes, not what."""
 
 STATE_PER_PARAMETER = {"adamw": 2, "nadam": 2, "radam": 2, "sgd": 1}
 """Numbers that an optimizer keeps for each parameter: two moments, or one momentum."""
@@ -37,7 +37,7 @@ def build(model: nn.Module, settings: TrainingSettings, world: World) -> Optimiz
     and sends these to the others after its step.
 
     Raises:
-        ValueError: this version of torch, or the process group, lacks what is asked for.
+        ValueError: this version of torch, or the process group, lacks what the settings ask for.
     """
     kind = CLASSES[settings.optimizer]
     options = {"lr": settings.learning_rate, **_options(settings.optimizer)}
@@ -47,7 +47,7 @@ def build(model: nn.Module, settings: TrainingSettings, world: World) -> Optimiz
     if settings.zero and world.size > 1:
         if not world.is_torch_group:
             raise ValueError("zero: smddp before 1.4 has no group that torch can share the state in; set it to false")
-        # Each rank's parameters as views of one buffer: a broadcast a rank and dtype, not one a parameter. Such a view would undo
+        # Each rank's parameters as views of one buffer: one broadcast per rank and dtype, not per parameter. Such views would undo
         # channels-last order.
         flat = not any(only_channels_last(parameter) for parameter in model.parameters())
         return ZeroRedundancyOptimizer(groups, optimizer_class=kind, parameters_as_bucket_view=flat, **options)
@@ -58,24 +58,24 @@ def state_for_everyone(optimizer: Optimizer, world: World) -> dict[str, Any] | N
     """The whole optimizer's state as one process would hold it, on rank 0; None elsewhere. A collective."""
     if isinstance(optimizer, ZeroRedundancyOptimizer):
         optimizer.consolidate_state_dict(to=0)
-        accelerator.synchronize(world.device)  # it copies to the host without waiting
+        accelerator.synchronize(world.device)  # it copies to the host asynchronously
     return optimizer.state_dict() if world.is_first else None
 
 
 def every_groups(optimizer: Optimizer) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """An optimizer's groups of parameters, and those of the one within it that changes this rank's share of them."""
+    """An optimizer's parameter groups, and those of the inner optimizer that updates this rank's share."""
     local = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
     return optimizer.param_groups, local.param_groups
 
 
 def restore(optimizer: Optimizer, captured: dict[str, Any]) -> None:
-    """Go on from a state as `state_for_everyone` gave it; tensors may be on the CPU.
+    """Restore a state from `state_for_everyone`; tensors may be on the CPU.
 
-    What PyTorch leaves to do afterwards: single numbers, such as Adam's `step`, belong on the device where one kernel does the
-    whole step, and on the host elsewhere, where each read would wait for the device. ZeroRedundancyOptimizer puts all of them on the
-    host (https://github.com/pytorch/pytorch/issues/124133), torch 2.0 leaves them there
-    (https://github.com/pytorch/pytorch/issues/103256), and others go to the device. Which kernels run is this machine's own matter, and so
-    is the memory format: one kernel goes through a parameter and its averages in the order in which they lie in memory.
+    This also does what PyTorch leaves undone. Scalars, such as Adam's `step`, belong on the device if one kernel does the whole step,
+    and otherwise on the host, as each read would wait for the device. ZeroRedundancyOptimizer puts all of them on the host
+    (https://github.com/pytorch/pytorch/issues/124133), torch 2.0 leaves them there (https://github.com/pytorch/pytorch/issues/103256),
+    and others go to the device. Which kernels run depends on this machine alone, and so does the memory format: one kernel goes through
+    a parameter and its averages in memory order.
     """
     local = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
     own = [{name: group.get(name) for name in KERNELS} for group in local.param_groups]
@@ -111,7 +111,7 @@ def _options(name: str) -> dict[str, Any]:
 
 
 def _fusible(kind: type[Optimizer], options: dict[str, Any], model: nn.Module) -> bool:
-    """Whether torch has one kernel for this optimizer's whole step on the model's device; asked by making one."""
+    """Whether torch has one kernel for this optimizer's whole step on the model's device; tested by creating one."""
     if "fused" not in inspect.signature(kind).parameters:
         return False
     try:

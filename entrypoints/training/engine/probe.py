@@ -1,8 +1,8 @@
-"""Halves of a training step alone: the input side without the model, the model without its input side or its teacher.
+"""Measures parts of a training step alone: the input side without the model, the model without its input side or its teacher.
 
-Which half a run waits for is a difference between speeds that no timeline shows: halves that run at the same time hide each other, and
-where both take the same cores each slows the other down. So a probe takes each away in turn: `measure` does so in a run of its own,
-which writes probe.json as it goes, and `input_alone` and `RepeatedBatch` measure one half in a run that trains.
+A timeline does not show which half a run waits for: halves that run at the same time hide each other, and if they share cores, each
+slows the other down. So a probe takes each away in turn. `measure` does so in a run of its own, which writes probe.json as it goes;
+`input_alone` and `RepeatedBatch` measure one half in a run that trains.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ FILE = "probe.json"
 """In the first host's output folder."""
 
 LONGEST_TURN = 2.5
-"""Seconds of one turn where there is time enough; a measurement takes one or several."""
+"""Seconds of one turn if there is enough time; a measurement takes one or several."""
 
 TURNS = {"as_it_is": 2, "one_batch": 2, "one_batch_without_teacher": 2, "input_alone": 1, "with_workers": 2, "again": 2}
-"""How many turns each measurement takes."""
+"""Turns that each measurement takes."""
 
 WARM_UP = 3
-"""Steps before those that count; more where each of many worker processes first makes a whole batch."""
+"""Uncounted steps at the start; more if each of many worker processes first makes a whole batch."""
 
 LEAST, MOST = 4, 400
-"""Steps that a measurement counts, where they are not far too slow for the time there is."""
+"""Steps that a measurement counts, unless they are far too slow for the time there is."""
 
 AS_FAST = 0.95
-"""Share of the fastest input side's speed from which fewer workers are as good: less would be lost in the noise."""
+"""Share of the fastest input side's speed from which fewer workers are as good: a smaller gain is lost in the noise."""
 
 LONGEST_INPUT = 8.0
-"""Seconds after which a slow input side is known well enough."""
+"""Seconds after which a slow input side is measured well enough."""
 
 Open = Callable[[TrainingSettings], Loaders]
-"""Opens the run's loaders with other settings, which differ in num_workers."""
+"""Opens the run's loaders with settings that differ in num_workers."""
 
 
 class Stopped(Exception):
-    """Some rank has got SIGTERM."""
+    """Some rank received SIGTERM."""
 
 
 def measure(
@@ -71,10 +71,10 @@ def measure(
     *,
     without_teacher: Task | None = None,
 ) -> None:
-    """Measure everything that there is time for, and write it down. A collective, which trains the states on the way.
+    """Measure everything that there is time for, and write it to FILE. A collective, which trains the states on the way.
 
     Args:
-        task, states, loaders: as `train` takes them. Each measurement opens loaders of its own, whose workers end with it: what
+        task, states, loaders: as `train` takes them. Each measurement opens its own loaders, whose workers end with it: work that
             they have begun would disturb the next one.
         without_teacher: the task without its teacher. None: it has none.
     """
@@ -84,7 +84,7 @@ def measure(
 
 
 class _Bench:
-    """One measurement after the other, on all ranks alike."""
+    """Runs one measurement after another, in step on all ranks."""
 
     def __init__(self, states: States, run: Run, opened: Open, file: Path, loaders: Loaders):
         self.states, self.run, self.opened, self.file = states, run, opened, file
@@ -112,7 +112,7 @@ class _Bench:
 
     def measure_all(self, task: Task, without_teacher: Task | None) -> None:
         found, counts = self.found, self.worker_counts()
-        if self.kind == "remote":  # servers still start, which is no part of a measurement
+        if self.kind == "remote":  # servers are still starting, which must not be measured
             next(_epochs(self._open(self.today), 0))
         left = self._agreed(self.ends - time.time())
         turns = sum(TURNS.values()) + (len(counts) - 1) * TURNS["input_alone"]
@@ -141,26 +141,26 @@ class _Bench:
             speed = self.whole_steps(task, self._open(best), "with_workers")
             found["with_workers"] = {"workers": best, "images_per_second": speed}
             self.log_speed(f"whole steps with {best} workers", speed)
-        if self.there_is_time_for("again"):  # what else this machine does changes: how much shows here
+        if self.there_is_time_for("again"):  # shows how much the machine's other load varies
             found["as_it_is"].append(self.whole_steps(task, self._open(self.today), "again"))
             self.log_speed("as it is, again", found["as_it_is"][-1])
         found["finished"] = True
         self._write()
 
     def worker_counts(self) -> list[int]:
-        """Which numbers of workers are tried: none, powers of two up to the cores of a process, those, and today's. Where other hosts make
-        the images, today's alone."""
+        """Numbers of workers to try: none, powers of two up to the cores of a process, that number of cores, and today's. If other hosts
+        make the images, today's alone."""
         if self.kind == "remote":
             return [self.today]
         cores = int(self._agreed(self.found["cores_a_process"]))
         powers = [2**power for power in range(cores.bit_length()) if 2**power <= cores]
-        none = [] if self.kind == "dali" else [0]  # DALI has one thread at least
+        none = [] if self.kind == "dali" else [0]  # DALI has at least one thread
         return sorted({*none, *powers, max(cores, 1), self.today})
 
     def best_workers(self) -> int | None:
-        """The fewest workers whose input side is about as fast as the fastest; None where whole steps need not be tried with them.
+        """The fewest workers whose input side is about as fast as the fastest; None if whole steps need not be tried with them.
 
-        None of them is no candidate: the training process would make the images between its steps.
+        Zero workers are no candidate: the training process would make the images between its steps.
         """
         speeds = {one["workers"]: one["images_per_second"] for one in self.found["input_alone"] if one["workers"]}
         if not speeds or self.found["one_batch"] * AS_FAST <= self.found["as_it_is"][0]:
@@ -169,7 +169,7 @@ class _Bench:
         return None if best == self.today else best
 
     def whole_steps(self, task: Task, loaders: Loaders, name: str) -> float:
-        """Images a second over all processes, of optimizer steps."""
+        """Images per second of optimizer steps, over all processes."""
         crowd = -(-loaders.crowd // loaders.train_batches.accumulation)
         seconds = TURNS[name] * self.turn
         self.run.timeline.start()
@@ -191,7 +191,7 @@ class _Bench:
         return counted * self.settings.global_batch_size / elapsed
 
     def input_alone(self, loaders: Loaders, workers: int) -> dict[str, float]:
-        """Images a second of all processes' input sides, and CPU seconds an image of the first one's."""
+        """Images per second of all processes' input sides, and CPU seconds per image, the mean over processes."""
         self._agreed(0.0)  # all at once: they share a host's cores
         began, seconds = time.perf_counter(), TURNS["input_alone"] * self.turn
         alone = input_alone(
@@ -212,7 +212,7 @@ class _Bench:
         }
 
     def there_is_time_for(self, name: str, detail: str = "") -> bool:
-        """Whether a measurement can end in time; where not, it is written down as left out. The same on every rank."""
+        """Whether a measurement can end in time; if not, it is recorded as left out. The same on every rank."""
         self._write()
         left = self._agreed(self.ends - time.time())
         if left >= TURNS[name] * self.turn:
@@ -230,7 +230,7 @@ class _Bench:
         """Do at least `least` steps, for at least `seconds`, but at most MOST steps and not much longer than `longest`.
 
         Returns:
-            How many, and the seconds that they took. Both are the same on every rank.
+            The number of steps and the seconds that they took, the same on every rank.
         """
         began, count, chunk, elapsed = time.perf_counter(), 0, 1, 0.0
         while (count < least or (elapsed < seconds and count < MOST)) and (not count or elapsed < longest):
@@ -247,7 +247,7 @@ class _Bench:
         """The mean over all ranks, the same on each of them. A collective.
 
         Raises:
-            Stopped: some rank has got SIGTERM.
+            Stopped: some rank received SIGTERM.
         """
         asked = torch.tensor([value, float(self.run.stop.received)], dtype=torch.float64, device=self.world.device)
         mean: float
@@ -265,8 +265,8 @@ class _Bench:
 
 
 def _workers(loaders: Loaders) -> tuple[int, str]:
-    """How many workers make the training images now, and of what kind: threads, processes, DALI's threads, or remote, where this process
-    has none."""
+    """How many workers make the training images now, and their kind: threads, processes, DALI's threads, or remote, with none in this
+    process."""
     if isinstance(loaders.train, RemoteLoader):
         return 0, "remote"
     if isinstance(loaders.train, DaliBatches):
@@ -275,7 +275,7 @@ def _workers(loaders: Loaders) -> tuple[int, str]:
 
 
 class RepeatedBatch:
-    """In a loader's place: its first batch, over and over."""
+    """Takes a loader's place: its first batch, over and over."""
 
     def __init__(self, loader: Iterable[Any]):
         self._loader, self._first = loader, None
@@ -294,12 +294,12 @@ def input_alone(
     first_step: int = 0,
     crowd: int = 0,
 ) -> dict[str, float]:
-    """Make micro-batches of N images, or for some seconds, and drop them; a few warm-up batches before them do not count.
+    """Make micro-batches for N images, or for some seconds, and drop them; a few warm-up batches before them do not count.
 
     Args:
         most_seconds: after which no more batches are made.
-        first_step: the optimizer step, from 0 on, with whose images it begins.
-        crowd: micro-batches that worker processes make side by side and bring all at once. At least as many warm up, and at least
+        first_step: the optimizer step, from 0 on, whose images come first.
+        crowd: micro-batches that worker processes make in parallel and deliver all at once. At least as many warm up, and at least
             as many count, unless that takes three times `most_seconds`.
 
     Returns:
@@ -328,7 +328,7 @@ def input_alone(
 
 
 def _epochs(loaders: Loaders, first_step: int) -> Iterator[Any]:
-    """The batches of one epoch after the other."""
+    """Batches, one epoch after another."""
     epoch, step = divmod(first_step, len(loaders.train_batches))
     for number in itertools.count(epoch + 1):
         loaders.train_batches.start(number, step)
@@ -337,5 +337,5 @@ def _epochs(loaders: Loaders, first_step: int) -> Iterator[Any]:
 
 
 def settle(world: World) -> None:
-    """Wait for what is under way on a GPU."""
+    """Wait for pending work on a GPU."""
     accelerator.synchronize(world.device)

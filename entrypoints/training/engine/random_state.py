@@ -1,4 +1,4 @@
-"""The random generators of a training process: taken down, set up again, and made anew for a rank that is new."""
+"""Random number generators of a training process: captured, restored, and reseeded for a new rank."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from training.runtime import accelerator
 
 
 def rng_state(device: torch.device) -> dict[str, torch.Tensor]:
-    """The random generators of this process: Python's, NumPy's where it is imported, PyTorch's, and the GPU's.
+    """The state of this process's random generators: Python's, NumPy's if it is imported, PyTorch's, and the GPU's.
 
-    A DataLoader without a generator of its own draws from PyTorch's whenever its iterator is made, so that a run that goes on in the
-    middle of an epoch would have drawn once more: give it one.
+    A DataLoader without its own generator draws from PyTorch's whenever its iterator is created, so a run that resumes in the middle
+    of an epoch would have drawn once more: give it one.
     """
     version, key, gauss = random.getstate()
     found = {"rng python": _packed(key, gauss), **_torch_state(device)}
@@ -30,7 +30,7 @@ def rng_state(device: torch.device) -> dict[str, torch.Tensor]:
 
 
 def restore_rng(state: Mapping[str, torch.Tensor], device: torch.device) -> None:
-    """Set the generators as `rng_state` found them. Other names are passed over."""
+    """Restore the generators from `rng_state`. Other names are ignored."""
     key, gauss = _unpacked(state["rng python"])
     random.setstate((3, tuple(key), gauss))
     _set_torch_state(state, device)
@@ -43,7 +43,7 @@ def restore_rng(state: Mapping[str, torch.Tensor], device: torch.device) -> None
 
 
 def reseed(seed: int, step: int, rank: int) -> None:
-    """Random generators for a rank that goes on at another world size: set by the run's seed, the step and the rank alone."""
+    """Seed the generators of a rank that resumes at another world size: from the run's seed, the step and the rank alone."""
     number = seed_of(seed, step, rank)
     random.seed(number)
     torch.manual_seed(number)  # every GPU's too
@@ -52,15 +52,15 @@ def reseed(seed: int, step: int, rank: int) -> None:
 
 
 def seed_of(seed: int, step: int, rank: int) -> int:
-    """A seed for a rank that goes on from a step, by a run's or a model's own seed."""
+    """A seed for a rank that resumes from a step, derived from a run's or a model's own seed."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{step}/{rank}".encode()).digest()[:4], "big")
 
 
 class RandomNumbers:
-    """What one model draws from PyTorch's generators, such as dropout's masks, whatever others of its process draw.
+    """One model's own draws from PyTorch's generators, such as dropout's masks, whatever else its process draws.
 
-    PyTorch has one generator for the CPU and one for a GPU. This keeps the model's own states of them while it draws nothing; to take
-    and set them does not wait for the GPU.
+    PyTorch has one generator for the CPU and one for a GPU. This keeps the model's own states of them while it draws nothing; getting
+    and setting them does not wait for the GPU.
     """
 
     def __init__(self, seed: int, device: torch.device):
@@ -70,14 +70,14 @@ class RandomNumbers:
         self.begin(seed)
 
     def begin(self, seed: int) -> None:
-        """Draw from now on what follows from this seed."""
+        """Restart the model's draws from this seed."""
         with accelerator.same_random_numbers(self._device):
             torch.manual_seed(seed)  # every GPU's too
             self.state = _torch_state(self._device)
 
     @contextlib.contextmanager
     def drawn(self) -> Iterator[None]:
-        """What the body draws are the model's numbers; afterwards the process draws its own again."""
+        """The body draws the model's numbers; afterwards the process draws its own again."""
         with accelerator.same_random_numbers(self._device):
             _set_torch_state(self.state, self._device)
             yield
@@ -98,7 +98,7 @@ def _set_torch_state(state: Mapping[str, torch.Tensor], device: torch.device) ->
 
 
 def _packed(key: Any, gauss: float | None) -> torch.Tensor:
-    """A Mersenne Twister's integers, and the bits of the normal number that it holds ready, as int64."""
+    """A Mersenne Twister's integers, and the bits of its cached normal number, as int64."""
     bits = struct.unpack("<q", struct.pack("<d", gauss or 0.0))[0]
     return torch.tensor([*key, int(gauss is not None), bits], dtype=torch.int64)
 

@@ -1,4 +1,4 @@
-"""A script's run: what its first lines open, and what the loop works with beside the task and the state."""
+"""A script's run: what it opens first, and what the loop works with besides the task and the state."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Settings = TypeVar("Settings", bound=TrainingSettings)
 
 @dataclass(frozen=True)
 class Run:
-    """What the loop works with, beside the task and the state."""
+    """What the loop works with besides the task and the state."""
 
     settings: TrainingSettings
     environment: Environment
@@ -47,14 +47,14 @@ class Run:
     profiler: SageMakerProfiler
     arithmetic: Arithmetic
     servers: ImageServers | None = None
-    """Of a job whose training images other hosts make."""
+    """If other hosts make the job's training images."""
 
 
 @contextlib.contextmanager
 def started(settings: Settings) -> Iterator[tuple[Settings, Run]]:
     """A script's run, from its first line to its last.
 
-    Inside, an exception goes to the failure file, each host's system is monitored, and the processes are one group.
+    Inside, exceptions go to the failure file, each host's system is monitored, and the processes form one group.
 
     Returns:
         As `open_run`.
@@ -71,10 +71,10 @@ def started(settings: Settings) -> Iterator[tuple[Settings, Run]]:
 
 
 def open_run(settings: Settings, environment: Environment, world: World) -> tuple[Settings, Run]:
-    """What a script needs from its first line on; from here on SIGTERM asks for a checkpoint and an early end.
+    """Open what a script needs from its first line on; from here on, SIGTERM requests a checkpoint and an early end.
 
     Returns:
-        The settings, with the precision that `auto` stands for on this device; and the run, which has the same.
+        The settings, with the precision that `auto` stands for on this device; and the run, with the same settings.
     """
     precision, why = resolved(settings.precision, world.device)
     settings = replace(settings, precision=precision)
@@ -116,12 +116,12 @@ def open_run(settings: Settings, environment: Environment, world: World) -> tupl
 
 
 def count_arithmetic(run: Run, image: torch.Tensor, trained: Iterable[Counted], asked: Iterable[Counted] = ()) -> None:
-    """Count the operations of a run's models, and record them; from here on its windows have their utilisation. A probe leaves it out.
+    """Count and record the operations of a run's models; from here on, its windows include utilisation. A probe skips this.
 
     Args:
         image, trained, asked: as `Arithmetic.count` takes them.
     """
-    if run.settings.probe_seconds:  # there is little time, and no window of it says how fast training is
+    if run.settings.probe_seconds:  # time is short, and no window shows how fast training is
         return
     run.arithmetic.count(image, trained, asked)
     about = run.arithmetic.about()

@@ -6,7 +6,7 @@ import math
 
 
 def warmup_cosine(step: int, steps: int, warmup_fraction: float) -> float:
-    """The factor for a step: linear from 0 over the warm-up, then half a cosine to 0 (https://arxiv.org/abs/1608.03983, eq. 5).
+    """The factor for a step: it rises linearly over the warm-up, then falls as half a cosine (https://arxiv.org/abs/1608.03983, eq. 5).
 
     Args:
         step: from 0.
@@ -14,7 +14,7 @@ def warmup_cosine(step: int, steps: int, warmup_fraction: float) -> float:
         warmup_fraction: the warm-up's share of them, from 0 to 1.
 
     Returns:
-        0…1; 1 at the first step after the warm-up.
+        Above 0, so that no step is without effect, and at most 1; 1 at the first step after the warm-up.
     """
     warmup = round(steps * warmup_fraction)
     if step < warmup:

@@ -1,4 +1,4 @@
-"""What training changes: weights and their average, optimizer, schedule, scaler; taken down and set up again as one."""
+"""What training changes: weights and their average, optimizer, schedule, scaler; captured and restored as one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TrainingState:
     model: Normalized
     """The bare model on its device."""
     trainable: nn.Module
-    """All that the optimizer changes: the model, or what holds it beside a projection of its features."""
+    """Everything that the optimizer changes: the model, or a module that holds it and a projection of its features."""
     trained: nn.Module
     """The same, compiled and wrapped for data-parallel training: what a task calls."""
     average: ModelEmaV3 | None
@@ -44,16 +44,16 @@ class TrainingState:
     settings: TrainingSettings
     random_numbers: RandomNumbers
     name: str = ""
-    """Of one of several models that a run trains; empty: it trains this one alone."""
+    """The model's name if the run trains several; empty if it trains this one alone."""
     step: int = 0
     evaluated_at: int = 0
-    """The step after which the last evaluation was."""
+    """The step after which the last evaluation ran."""
     learning_rate: float = 0.0
     """Of the last step."""
 
     @property
     def evaluated(self) -> Normalized:
-        """The model that is evaluated and exported: the average of the weights where one is kept."""
+        """The model that is evaluated and exported: the average of the weights if one is kept."""
         return self.model if self.average is None else cast(Normalized, self.average.module)  # a copy of the model
 
     @property
@@ -63,7 +63,7 @@ class TrainingState:
 
     @functools.cached_property
     def evaluator(self) -> nn.Module:
-        """The same, compiled where training is: what an evaluation calls."""
+        """The same, compiled if training is: what an evaluation calls."""
         return StaticBatch(self.evaluated, "the model", "compile") if self.compiled else self.evaluated
 
     def capture(self) -> dict[str, Any] | None:
@@ -81,7 +81,7 @@ class TrainingState:
         }
 
     def restore(self, captured: dict[str, Any]) -> None:
-        """Go on from a captured state; the world may have another size than then."""
+        """Restore a captured state; the world size may have changed."""
         self.step = captured["step"]
         self.trainable.load_state_dict(captured["trainable"])
         if self.average is not None:
@@ -93,7 +93,7 @@ class TrainingState:
             self.scaler.load_state_dict(captured["scaler"])
 
     def _set_rates(self) -> None:
-        """Give the next step this run's learning rates: the captured ones are those of the run before, which may have been shorter."""
+        """Give the next step this run's learning rates: the captured ones are those of the previous run, which may have been shorter."""
         factors = [factor(self.schedule.last_epoch) for factor in self.schedule.lr_lambdas]
         rates = [base * factor for base, factor in zip(self.schedule.base_lrs, factors)]
         for groups in optimizers.every_groups(self.optimizer):
@@ -102,7 +102,7 @@ class TrainingState:
         self.schedule._last_lr = rates
 
     def own(self) -> dict[str, torch.Tensor]:
-        """What differs between ranks: random numbers, and buffers such as BatchNorm's running statistics, of each one's images."""
+        """What differs between ranks: random numbers, and buffers such as BatchNorm's running statistics of each rank's images."""
         modules = {"buffer": self.model, **({} if self.average is None else {"average": self.average.module})}
         # no constants, such as attention masks
         kept = {kind: module.state_dict().keys() for kind, module in modules.items()}
@@ -115,10 +115,10 @@ class TrainingState:
         return {**self.random_numbers.state, **buffers}
 
     def restore_own(self, own: Mapping[str, torch.Tensor], same_world: bool) -> None:
-        """Go on from this rank's own values, after `restore`.
+        """Restore this rank's own values, after `restore`.
 
         Args:
-            own: in a world of another size than then, the means over ranks, as those of BatchNorm's statistics that an evaluation takes.
+            own: if the world size has changed, the means over ranks, like the BatchNorm statistics that an evaluation takes.
         """
         if not same_world:
             self.random_numbers.begin(seed_of(self.settings.seed, self.step, self.world.rank))
@@ -136,11 +136,11 @@ def prepare(
     beside: WithFeatures | None = None,
     name: str = "",
 ) -> TrainingState:
-    """A model made ready for N steps of training: on its device, in its memory order, compiled, distributed.
+    """Prepare a model for N steps of training: on its device, in its memory format, compiled, distributed.
 
     Args:
-        settings: its own, where a run trains several.
-        beside: holds the model and the projection that is trained beside it, of which no average is kept. None: the model alone trains.
+        settings: the model's own, if a run trains several.
+        beside: holds the model and a projection trained beside it, of which no average is kept. None: the model alone trains.
         name: as TrainingState has it.
 
     Raises:

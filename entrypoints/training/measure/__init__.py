@@ -1,1 +1,1 @@
-"""What a run measures of itself: step timeline, system metrics, operators and kernels."""
+"""What a run measures about itself: step timeline, system metrics, operators and kernels."""

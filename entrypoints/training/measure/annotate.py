@@ -1,4 +1,4 @@
-"""One name for a part of a step in every profiler that is there: torch.profiler, NVIDIA's Nsight by NVTX, SageMaker Profiler."""
+"""One name for a part of a step in every available profiler: torch.profiler, NVIDIA's Nsight by NVTX, SageMaker Profiler."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import torch
 from training.runtime import accelerator
 
 NAMES: set[str] = set()
-"""What was annotated so far: in a profiler's list these are no operators."""
+"""Names annotated so far: in a profiler's list these are no operators."""
 
 
 @contextlib.contextmanager
 def annotate(name: str) -> Iterator[None]:
-    """What happens inside has this name in the timeline of every profiler that records now.
+    """Name the body in the timeline of every profiler that is recording.
 
-    Without one it costs some two microseconds, and two calls of NVTX on a GPU.
+    Without a profiler it costs some two microseconds, and two calls of NVTX on a GPU.
     """
     with contextlib.ExitStack() as stack:
-        # record_function would cost three times as much even where nobody records
+        # record_function would cost three times as much even if nobody records
         if torch.autograd._profiler_enabled():
             NAMES.add(name)
             stack.enter_context(torch.profiler.record_function(name))
@@ -41,7 +41,7 @@ def annotate(name: str) -> Iterator[None]:
 def sagemaker_profiler() -> ModuleType | None:
     """SageMaker Profiler's module: smprof, smppy in images before 2024; None elsewhere.
 
-    On PyPI smppy is another program, a server for text messages: what has no SMProfiler is not meant.
+    PyPI's smppy is another program, a server for text messages: a module without SMProfiler is ignored.
     """
     for name in ("smprof", "smppy"):
         with contextlib.suppress(ImportError):

@@ -1,8 +1,8 @@
-"""How much arithmetic the models of a step do, and which share of the device's peak that is: the model FLOP utilisation (MFU).
+"""How much arithmetic a step's models do, and its share of the device's peak: the model FLOP utilisation (MFU).
 
-MFU is defined in Chowdhery et al. 2022 (https://arxiv.org/abs/2204.02311, appendix B). What counts is the models' own arithmetic: forward
-and backward passes of what trains, forward passes of a teacher for the images that it answers for. What does not: an optimizer, losses,
-augmentation, evaluations, and whatever a run computes twice. A multiplication and an addition are two operations.
+MFU is defined in Chowdhery et al. 2022 (https://arxiv.org/abs/2204.02311, appendix B). It counts the models' own arithmetic: forward
+and backward passes of what trains, and forward passes of a teacher for the images that it answers for. It does not count an optimizer,
+losses, augmentation, evaluations, or whatever a run computes twice. A multiplication and an addition are two operations.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ Counted = tuple[nn.Module, str]
 """A model, uncompiled, and the precision that it computes in: fp32, tf32, bf16 or fp16."""
 
 IMAGES = 2
-"""Of the pass that is counted: BatchNorm takes no fewer."""
+"""Images in the pass that is counted: BatchNorm takes no fewer."""
 
 
 class Peak(NamedTuple):
-    """What a kind of GPU can do at most, without sparsity."""
+    """Peak throughput of a GPU model, without sparsity."""
 
     name: str
-    """A regular expression of the device's whole name, as CUDA gives it: a part of one (MIG, vGPU) and its slower forms have others."""
+    """A regular expression for the whole device name in CUDA: a part of a GPU (MIG, vGPU) and its slower forms have other names."""
     teraflops: dict[str, float]
-    """By precision; one that is not here the device lacks."""
+    """By precision; the device lacks those that are not here."""
     source: str
     """NVIDIA's own table. Its data-center tables from Ampere on list figures with sparsity: twice these."""
 
@@ -69,26 +69,26 @@ PEAKS = (
         "https://www.nvidia.com/en-us/data-center/h200/",
     ),
 )
-"""Others are left out, not guessed: of the A10G two tables of NVIDIA's differ by a factor of 1.8, and of a CPU it is the clock under load
-that nobody states."""
+"""Others are left out, not guessed: two of NVIDIA's tables differ by a factor of 1.8 for the A10G, and nobody states a CPU's clock under
+load."""
 
 
 def peak(device_name: str | None) -> Peak | None:
-    """The peak of a device, by the name that CUDA gives it; None: it is not known, or the device is a CPU (None)."""
+    """A device's peak, by its name in CUDA; None: it is not known, or the device is a CPU (None)."""
     if device_name is None:
         return None
     return next((one for one in PEAKS if re.fullmatch(one.name, device_name)), None)
 
 
 def _shape(value: Any) -> Sequence[int]:
-    """Of a tensor; torch's counter gives a formula either that or its shape, by version."""
+    """A tensor's shape; torch's counter gives a formula either the tensor or its shape, depending on the version."""
     shape: Sequence[int] = getattr(value, "shape", value)
     return shape
 
 
 def _convolution_backward(grad_out: Any, x: Any, weight: Any, *others: Any, **_: Any) -> float:
-    """Operations of both gradients of a convolution: each takes as many as the forward pass. torch's own formula counts that of grouped
-    weights once for each group (2.14.1).
+    """Operations of both gradients of a convolution: each takes as many as the forward pass. torch's own formula counts the gradient of
+    grouped weights once for each group (2.14.1).
 
     Args:
         others: bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask, as aten takes them.
@@ -104,13 +104,13 @@ def operations(model: nn.Module, image: torch.Tensor, *, trains: bool) -> float:
 
     Args:
         image: (1, channels, height, width), as the model takes it.
-        trains: with the backward pass, of the parameters that have gradients.
+        trains: include the backward pass, for the parameters that have gradients.
 
     Raises:
-        Exception: whatever the model raises where it needs more than shapes.
+        Exception: whatever the model raises if it needs more than shapes.
         ImportError: torch is older than 2.1, and cannot count.
     """
-    from torch.func import functional_call  # here, as the next: both are slow to import
+    from torch.func import functional_call  # here, like the next: both are slow to import
     from torch.utils.flop_counter import FlopCounterMode
 
     def of_shape(tensor: torch.Tensor) -> torch.Tensor:
@@ -129,9 +129,9 @@ def operations(model: nn.Module, image: torch.Tensor, *, trains: bool) -> float:
 
 
 class Arithmetic:
-    """Of a process: what its models compute a step, and its device's peak.
+    """A process's arithmetic: what its models compute per step, and its device's peak.
 
-    Where models compute in several precisions, MFU is the time that their arithmetic takes at each one's peak over the time that it took.
+    If models compute in several precisions, MFU is the time that their arithmetic takes at each one's peak over the time that it took.
     """
 
     def __init__(self, device: torch.device):
@@ -169,13 +169,13 @@ class Arithmetic:
         """The utilisation over a window of steps.
 
         Args:
-            images: of a step, those of this process.
-            asked: of these, how many the teacher answered for.
-            seconds: of a step.
+            images: of this process, per step.
+            asked: how many of these the teacher answered for.
+            seconds: per step.
             steps: in the window.
 
         Returns:
-            `tflops`, the models' own arithmetic in TFLOP/s, and `mfu`, 0 to 1: each where it is known.
+            `tflops`, the models' own arithmetic in TFLOP/s, and `mfu`, 0 to 1: each if it is known.
         """
         if self._why_not:
             return {}
@@ -192,20 +192,20 @@ class Arithmetic:
         return {**found, "mfu": ideal / seconds}
 
     def _used(self, precision: str) -> str:
-        """The precision of matrix products where fp32 may be tf32: training/models/precision.py sets that for the whole process."""
+        """The precision of matrix products, for fp32 may mean tf32: training/models/precision.py sets that for the whole process."""
         has_it = self._peak is not None and "tf32" in self._peak.teraflops
         return "tf32" if precision == "fp32" and has_it and torch.backends.cuda.matmul.allow_tf32 else precision
 
     @property
     def _no_peak(self) -> str:
-        """Why there is no MFU, though operations were counted; "" where there is one."""
+        """Why there is no MFU, though operations were counted; "" if there is one."""
         if self._peak is None:
             return f"no peak is known for this device ({self._name or 'CPU'})"
         lacking = {precision for _, precision in (*self._trained, *self._asked)} - {*self._peak.teraflops}
         return f"no peak is known for {', '.join(sorted(lacking))} on this device ({self._name})" if lacking else ""
 
     def about(self) -> dict[str, Any]:
-        """What a record of the run says of it: operations of an image, peaks with their source, and why there is no MFU, "" where it is
+        """Entries for a run's record: operations per image, peaks with their source, and why there is no MFU, "" if it is
         known."""
         known = {"gflop_an_image": [each / 1e9 for each, _ in self._trained]} if not self._why_not else {}
         asked = {"teacher_gflop_an_image": [each / 1e9 for each, _ in self._asked]} if self._asked else {}

@@ -1,4 +1,4 @@
-"""SageMaker Debugger's tensor hook (smdebug), where a job asks for it and its image holds it."""
+"""SageMaker Debugger's tensor hook (smdebug), if a job asks for it and its image has it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CONFIG = "/opt/ml/input/config/debughookconfig.json"
 
 
 def register_hook(model: nn.Module, say: Callable[[str], None], environ: Mapping[str, str] = os.environ) -> None:
-    """Have smdebug save what the job's `debugger` section names. Where it cannot, it logs that, and training continues.
+    """Make smdebug save what the job's `debugger` section names. If it cannot, it logs that, and training continues.
 
     Args:
         model: the trained one, not wrapped.
@@ -30,7 +30,7 @@ def register_hook(model: nn.Module, say: Callable[[str], None], environ: Mapping
             raise ImportError(f"it needs numpy below 2.3, but the image has {np.__version__}")
         hook = smdebug.pytorch.Hook.create_from_json_file(str(file))
         hook.register_module(model)
-    except Exception as error:  # its image has none, or one that does not fit its torch, protobuf or Python
+    except Exception as error:  # the image has no smdebug, or one that does not fit its torch, protobuf or Python
         say(f"Debugger's hook was requested ({file}) but cannot be loaded: {type(error).__name__}: {error}")
         return
     say(f"Debugger's hook saves tensors, as {file.name} says")

@@ -26,7 +26,7 @@ ANNOTATIONS = (
     "Torch-Compiled Region",
     "## Call CompiledFxGraph",
 )
-"""What PyTorch calls its own ranges; NCCL's kernels are ncclDevKernel_… ."""
+"""Prefixes of PyTorch's own ranges; NCCL's kernels are ncclDevKernel_… ."""
 
 TRACE = "trace.json.gz"
 """A Chrome trace: open it in https://ui.perfetto.dev."""
@@ -62,12 +62,12 @@ class OperatorWindow:
         self._seen += 1
 
     def slowed(self) -> bool:
-        """Whether steps since the last call were recorded, which took longer for that."""
+        """Whether steps since the last call were recorded, and therefore took longer."""
         slowed, self._slowed = self._slowed, self._profile is not None
         return slowed
 
     def close(self) -> None:
-        """Write what was recorded so far, if anything was. A collective: of many events that takes rank 0 minutes, and the others wait."""
+        """Write what was recorded so far, if anything. A collective: many events take rank 0 minutes, and the others wait."""
         if not self._recording:
             return
         steps, self._steps, self._recording = min(self._steps, self._seen - self._first), 0, False
@@ -101,7 +101,7 @@ class OperatorWindow:
 
 
 def summarise(recorded: profile, steps: int) -> dict[str, Any]:
-    """The operators by their own time, without what they call: kernels on a GPU, else operators of the CPU.
+    """The operators by self time, without what they call: kernels on a GPU, else operators of the CPU.
 
     Returns:
         device ("GPU" or "CPU"), steps, seconds of all operators together in one step, operators (each with name, calls and
@@ -132,7 +132,7 @@ def summarise(recorded: profile, steps: int) -> dict[str, Any]:
 
 
 def _is_annotation(event: Any) -> bool:
-    """Whether a name stands for operators and kernels that have rows of their own: on a GPU such a range takes all of their time again
+    """Whether an event is a range over operators and kernels that have rows of their own: on a GPU it counts all of their time again
     (https://github.com/pytorch/pytorch/issues/130730)."""
     return event.key in NAMES or getattr(event, "is_user_annotation", False) or event.key.startswith(ANNOTATIONS)
 

@@ -1,4 +1,4 @@
-"""SageMaker Profiler, where a job's `profiling.profiler` asks for it and its image holds it."""
+"""SageMaker Profiler, if a job's `profiling.profiler` asks for it and its image has it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from training.runtime import accelerator
 from training.settings.scripts import TrainingSettings
 
 STEPS = 300
-"""At most as many are recorded: https://docs.aws.amazon.com/sagemaker/latest/dg/profiler-prepare.html."""
+"""The most steps that are recorded: https://docs.aws.amazon.com/sagemaker/latest/dg/profiler-prepare.html."""
 
 
 class SageMakerProfiler:
@@ -69,7 +69,7 @@ class SageMakerProfiler:
 
 
 def is_asked_for(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether the job's profiler configuration, which SageMaker hands on in a file, has the Profiler's parameters."""
+    """Whether the job's profiler configuration, which SageMaker passes in a file, has the Profiler's parameters."""
     file = Path(environ.get("SAGEMAKER_BASE_DIR", "/opt/ml"), "input/config/profilerconfig.json")
     try:
         config = json.loads(file.read_text(encoding="utf-8"))

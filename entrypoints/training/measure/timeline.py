@@ -20,14 +20,14 @@ WARM_UP_STEPS = 5
 """Steps at the start that do not count for images/s: memory is allocated and libraries choose their kernels there."""
 
 HOST_PHASES = {phase.name for phase in PHASES if phase.on_host}
-"""What the host's clock measures, also where the steps run on a GPU."""
+"""Phases that the host's clock measures, even if the steps run on a GPU."""
 
 
 class Timeline:
-    """Seconds of the phases of training steps, summed since the last look.
+    """Seconds of the phases of training steps, summed since the last `window`.
 
-    On a GPU a phase, and a single step, is what lies between two events in its queue: nothing waits for the device but `window`, which
-    is called where the host has just read a loss anyway. The host's own clock would show how far it runs ahead.
+    On a GPU a phase, or a single step, is the time between two events in its queue. Nothing waits for the device but `window`, which
+    is called when the host has just read a loss anyway. The host's own clock would show how far the host runs ahead.
     """
 
     def __init__(self, device: torch.device):
@@ -35,7 +35,7 @@ class Timeline:
         self._seconds: dict[str, float] = defaultdict(float)
         self._events: list[tuple[str, Any, Any]] = []
         self._steps_on_gpu: list[tuple[Any, Any, bool]] = []
-        """Of each step its begin and end, and whether it is past the warm-up."""
+        """Each step's begin and end, and whether it is past the warm-up."""
         self._began: Any = None
         """The event at which the step under way began."""
         self._steps, self._since, self._cpu_since = 0, time.perf_counter(), time.process_time()
@@ -44,16 +44,16 @@ class Timeline:
         self._counted_steps, self._counted_seconds, self._all_steps = 0, 0.0, 0
         self._slowest = 0.0
         self.steps, self.slowest_step, self.worker_cpu = 0, 0.0, 0.0
-        """Of the last window: its steps, seconds of the longest one, and CPU seconds a step of the workers."""
+        """Of the last window: its steps, seconds of the longest one, and the workers' CPU seconds per step."""
         self.answered = 0.0
-        """Likewise: images a step that the teacher answered for."""
+        """Likewise: images per step that the teacher answered for."""
         self._answered = 0
         self.scheduling: dict[str, float] = {}
-        """Of a window but the first: CPU time and run-queue delay a step, as `DrivingThreads.a_step` returns them."""
+        """Of each window but the first: CPU time and run-queue delay per step, as `DrivingThreads.a_step` returns them."""
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Counts what happens inside as this phase, and names it to profilers. Phases do not nest."""
+        """Time the body as this phase, and name it to profilers. Phases do not nest."""
         failure.progress.enter(name)
         with annotate(name):
             yield from self._timed(name)
@@ -97,8 +97,8 @@ class Timeline:
         self._answered += images
 
     def window(self) -> dict[str, float]:
-        """Mean seconds a step since the last call, of the whole `step` and of each phase; and `cpu`, the CPU seconds of this
-        process and its workers, all threads together. Waits for what the device was given so far."""
+        """Mean seconds per step since the last call, of the whole `step` and of each phase; and `cpu`, the CPU seconds of this
+        process and its workers, all threads together. Waits for all work submitted to the device so far."""
         if self._gpu is not None:
             self._mark().synchronize()
         for name, begin, end in self._events:
@@ -106,7 +106,7 @@ class Timeline:
         for begin, end, counts in self._steps_on_gpu:
             self._count(begin.elapsed_time(end) / 1000, counts)
         before, self._worker_cpu = self._worker_cpu, worker_cpu_seconds()
-        of_workers = max(0.0, self._worker_cpu - before)  # less where a worker that a fork server started has ended
+        of_workers = max(0.0, self._worker_cpu - before)  # less if a worker that a fork server started has ended
         self._seconds["cpu"] += of_workers
         self.worker_cpu = of_workers / self._steps
         self.answered, self._answered = self._answered / self._steps, 0
@@ -138,5 +138,5 @@ class Timeline:
         return event
 
     def seconds_per_step(self) -> float | None:
-        """Mean over all steps after the warm-up, up to the last look; None where there were no more."""
+        """Mean over all steps after the warm-up, up to the last `window`; None if there were none."""
         return self._counted_seconds / self._counted_steps if self._counted_steps else None

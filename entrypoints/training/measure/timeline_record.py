@@ -18,7 +18,7 @@ from training.runtime.reporting import write_line
 
 
 class TimelineRecord(TimelineFile):
-    """Writes one rank's file, anew for each run, and alone: an observer of the process ends."""
+    """Writes one rank's file, anew for each run and as its only writer: an observer of the process ends."""
 
     def __init__(self, folder: Path, world: World, settings: Any):
         """
@@ -45,7 +45,7 @@ class TimelineRecord(TimelineFile):
         )
 
     def write(self, kind: str, **values: Any) -> None:
-        """A line. Where the disk is full it is missing: no measurement is a reason to end a training."""
+        """Write a line. If the disk is full it is missing: no measurement is a reason to end training."""
         try:
             super().write(kind, **values)
         except OSError as error:
@@ -54,7 +54,7 @@ class TimelineRecord(TimelineFile):
             self._lost_some = True
 
     def passed(self, part: str) -> None:
-        """What passed since the last call, or since the process's start, was this part of the time before the first step.
+        """Count the time since the last call, or since the process's start, as this part of the time before the first step.
 
         Args:
             part: a name in metrics.START.
@@ -64,7 +64,7 @@ class TimelineRecord(TimelineFile):
         self._since = now
 
     def first_step(self, step: int, workers: int | None, ended: float | None = None) -> None:
-        """A step has ended: recorded once, for this process's first, with all that `passed` before it."""
+        """Record the end of this process's first step, with all that `passed` before it; later calls do nothing."""
         if self._waits_for_first:
             self._waits_for_first = False
             self.passed("first_step")

@@ -14,7 +14,7 @@ from training.runtime import accelerator
 
 def hardware(device: torch.device) -> dict[str, Any]:
     """What this process runs on, JSON-ready: `cores`, `cpu`, `torch`; on a GPU also `gpu`, `gpu_memory_gib` (all of it) and
-    `gpu_used_gib` (what is taken of it now: torch's cache, which keeps the most that training held, and all else)."""
+    `gpu_used_gib` (in use now: torch's cache, which keeps the most that training held, and all else)."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     found: dict[str, Any] = {

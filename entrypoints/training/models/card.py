@@ -1,4 +1,4 @@
-"""The card that travels with a model, README.md: what it is, how to load it, and where it comes from."""
+"""The model card, README.md: what the model is, how to load it, and where it comes from."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from training.models.export import Description, read_description, whole_file
 FILE = "README.md"
 
 SOURCE = Path(__file__).parents[1] / "source.json"
-"""The commit of the code, as the launcher left it in the archive; there is none where a script was started without it."""
+"""The commit of the code, which the launcher leaves in the archive; missing if a script was started without the launcher."""
 
 PACKAGES = ("torchvision", "timm", "safetensors", "numpy", "pillow")
 
 SECTIONS = {"data": "Data", "teacher": "Teacher", "metrics": "Results on the validation images", "settings": "Settings"}
-"""Sections of a card beside the model itself, in this order."""
+"""Sections of a card besides the model itself, in this order."""
 
 
 def write(folder: Path, facts: Mapping[str, Mapping[str, Any] | None]) -> None:
-    """Write the card of the model that `export.save` left in a folder; a reader sees a whole file only.
+    """Write the card of the model that `export.save` left in a folder; readers see only a whole file.
 
     Args:
-        facts: by name of a section, JSON-ready: data (a mapping for each channel), teacher, metrics, settings. One that is
-            missing or empty is said to be not recorded; one that is None does not apply, and is left out.
+        facts: by section name, JSON-ready: data (a mapping for each channel), teacher, metrics, settings. A missing or empty
+            section is marked as not recorded; None means that it does not apply, and it is left out.
 
     Raises:
         FileNotFoundError: the folder holds no model.
@@ -74,12 +74,12 @@ def text(
 
 
 def source(file: Path = SOURCE) -> dict[str, Any]:
-    """The code's commit, and whether it was `clean`, without changes of its own; empty where nobody left it."""
+    """The code's commit, and whether it was `clean`, without local changes; empty if there is no record."""
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
 def versions() -> dict[str, str]:
-    """Of Python, of the packages that decide about the numbers, and of CUDA."""
+    """Versions of Python, of the packages that affect the numbers, and of CUDA."""
     found = {"python": platform.python_version(), "torch": str(torch.__version__)}
     for name in PACKAGES:
         try:
@@ -140,6 +140,6 @@ def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def _cell(value: Any) -> str:
-    """A value as it stands in a table: whatever it holds, it stays in its cell."""
+    """A value as it stands in a table, escaped so that it stays in its cell."""
     shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return " ".join(shown.split()).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("`", "\\`")

@@ -1,4 +1,4 @@
-"""Models through torch.compile, with static shapes, and as CUDA graphs."""
+"""Models under torch.compile, with static shapes, and as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import nn
 
 
 def allow_models(count: int) -> None:
-    """Let torch compile that many models of one class, each in training and in evaluation: by itself it compiles the ninth no more, and
-    runs it as it is.
+    """Let torch compile `count` models of one class, each in training and in evaluation. By default it leaves the ninth uncompiled, and
+    runs it eagerly.
 
-    torch counts what it compiled by code, which models of one class share (`recompile_limit`, before torch 2.6 `cache_size_limit`:
+    torch counts compilations per code object, which models of one class share (`recompile_limit`, before torch 2.6 `cache_size_limit`:
     https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/compile/programming_model.recompilation.html).
     """
     from torch._dynamo import config
@@ -23,8 +23,8 @@ def allow_models(count: int) -> None:
 
 
 def _compile_backward_at_once() -> None:
-    """Have torch compile a backward pass with its forward pass, for the whole process: what cannot be compiled is found while the model can
-    still run as it is. By itself torch does it in the first backward pass; older ones have no such switch."""
+    """Make torch compile the backward pass with the forward pass, for the whole process, so that a model that cannot be compiled can still
+    run eagerly. By default torch compiles it in the first backward pass; older versions have no such switch."""
     from torch._functorch import config
 
     if hasattr(config, "force_non_lazy_backward_lowering"):
@@ -32,30 +32,30 @@ def _compile_backward_at_once() -> None:
 
 
 class Compiled(nn.Module):
-    """A model through torch.compile, for one batch size; one that cannot be compiled runs as it is, with a warning.
+    """A model under torch.compile, for one batch size; a model that cannot be compiled runs eagerly, with a warning.
 
-    With `graphs` its kernels are recorded as CUDA graphs, which the host launches as one. What a graph gives lies in memory that its next
-    run overwrites, so that whoever keeps it longer copies it. Gradients lie there too: they must be used up before the model's, or
-    another one's, next forward pass (https://github.com/pytorch/pytorch/issues/169545).
+    With `graphs` its kernels are recorded as CUDA graphs, which the host launches as one. A graph's outputs lie in memory that its next
+    run overwrites: copy them to keep them longer. Gradients lie there too: they must be used up before the next forward pass of
+    this model or another one (https://github.com/pytorch/pytorch/issues/169545).
     """
 
     def __init__(self, model: nn.Module, name: str, setting: str, *, graphs: bool = False):
         """
         Args:
             model: keeps its parameters and its mode.
-            name, setting: of the model and of what asked for it, for the warning.
+            name, setting: the model's name, and the setting that asked for it, for the warning.
         """
         super().__init__()
         _compile_backward_at_once()
         self.model, self.graphs, self._name, self._setting = model, graphs, name, setting
-        mode = "reduce-overhead" if graphs else None  # torch's name of CUDA graphs
+        mode = "reduce-overhead" if graphs else None  # torch's name for CUDA graphs
         self._compiled: Any = torch.compile(model, dynamic=False, mode=mode)
         self.train(model.training)
 
     def forward(self, images: torch.Tensor) -> Any:
-        """What the model gives."""
+        """The model's output."""
         if self._compiled is not None:
-            from torch._dynamo.exc import TorchDynamoException  # slow to import; torch.compile has it
+            from torch._dynamo.exc import TorchDynamoException  # slow to import; torch.compile has imported it
 
             try:
                 return self._compiled(images)
@@ -70,22 +70,22 @@ class Compiled(nn.Module):
 
     @property
     def runs_compiled(self) -> bool:
-        """Whether it was not found to be impossible."""
+        """Whether compilation has not failed."""
         return self._compiled is not None
 
 
 class StaticBatch(Compiled):
-    """A compiled model that always sees one batch size; smaller batches are filled up to the largest one so far.
+    """A compiled model that always sees one batch size; smaller batches are padded to the largest one so far.
 
-    By itself torch.compile turns to dynamic shapes for good when it meets a second batch size, as at the end of an evaluation
+    By default torch.compile switches to dynamic shapes for good when it meets a second batch size, as at the end of an evaluation
     (https://github.com/pytorch/torchtitan/pull/2204), and every later batch runs slower kernels.
-    Only for models whose images do not see each other: in eval mode, without gradients. What it gives may be kept.
+    Only for models that treat images independently: in eval mode, without gradients. Its outputs may be kept.
     """
 
     _largest = 0
 
     def forward(self, images: torch.Tensor) -> Any:
-        """Images (batch, …) -> what the model gives for them (batch, …), one tensor or several."""
+        """Images (batch, …) -> the model's output for them (batch, …), one tensor or several."""
         count, full = len(images), max(self._largest, len(images))
         if count < full and self.runs_compiled:
             images = torch.cat([images, images[-1:].expand(full - count, *images.shape[1:])])

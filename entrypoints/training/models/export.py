@@ -1,4 +1,4 @@
-"""The trained model as files that timm alone can load: model.safetensors, and config.json with all that it takes to build it again."""
+"""The trained model as files that timm can load by itself: model.safetensors, and config.json with all it takes to rebuild the model."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ DIGEST = "sha256"
 
 @dataclass(frozen=True)
 class Description:
-    """What a config.json says of the weights beside it."""
+    """What a config.json says about the weights beside it."""
 
     name: str
     options: dict[str, Any]
-    """With the name, as timm.create_model takes them; of a segmenter, its encoder's."""
+    """As timm.create_model takes them with the name; for a segmenter, its encoder's."""
     classes: list[str] | None
     """In the order of the logits. None: it does not name them."""
     image_size: int | tuple[int, int]
@@ -38,7 +38,7 @@ class Description:
     mean: list[float]
     std: list[float]
     decoder: dict[str, Any] | None = None
-    """What follows the encoder in a segmenter. None: it is a model that timm builds alone."""
+    """What follows the encoder in a segmenter. None: timm can build the model by itself."""
 
 
 def save(
@@ -52,20 +52,20 @@ def save(
     decoder: Mapping[str, Any] | None = None,
     **training: Any,
 ) -> None:
-    """Write the weights and their description; a reader sees whole files only.
+    """Write the weights and their description; readers see only whole files.
 
-    The folder is one of timm's own (`timm.models.save_for_hf`): `timm.create_model("local-dir:FOLDER", pretrained=True)` gives
+    The folder has timm's own format (`timm.models.save_for_hf`): `timm.create_model("local-dir:FOLDER", pretrained=True)` gives
     the model, and timm.data.resolve_model_data_config(model) the preprocessing with which it is evaluated here. A model with a
-    decoder is described in the same file, but timm alone cannot build it.
+    decoder is described in the same file, but timm cannot build it by itself.
 
     Args:
-        model: its inner model is what is saved.
+        model: its inner model is saved.
         folder: SM_MODEL_DIR.
         name, options: as timm.create_model took them.
         classes: in the order of the logits.
         image_size: pixels: the side of a square, or (height, width).
-        decoder: what segmenter.build took beside them. None: the model is timm's own.
-        training: anything else worth knowing of how it came about, JSON-ready.
+        decoder: what segmenter.build took besides them. None: the model is timm's own.
+        training: anything else worth knowing about how it was trained, JSON-ready.
     """
     folder.mkdir(parents=True, exist_ok=True)
     height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
@@ -109,9 +109,9 @@ def save(
 
 
 def _sort_metadata(file: Path) -> None:
-    """Give a safetensors file's metadata an order: the library's is that of a hash map, so that equal models made unequal files.
+    """Sort a safetensors file's metadata: the library writes it in a hash map's order, so that equal models made unequal files.
 
-    The format's header is JSON after its length in 8 bytes, little-endian, and may end in spaces.
+    The format's header is JSON, preceded by its length in 8 bytes (little-endian), and may end in spaces.
     """
     with file.open("r+b") as stream:
         length = int.from_bytes(stream.read(8), "little")
@@ -131,10 +131,10 @@ def hash_weights(total: hashlib._Hash, state: Mapping[str, torch.Tensor]) -> Non
 
 
 def read_description(folder: Path) -> Description | None:
-    """What a model's config.json says: one that `save` wrote, or timm, as on the Hugging Face hub.
+    """What a model's config.json says, whether `save` wrote it or timm, as on the Hugging Face hub.
 
     Returns:
-        None where there is no such file, or it is another program's and names no architecture.
+        None if there is no such file, or if it is another program's and names no architecture.
 
     Raises:
         ValueError: the file is damaged.
@@ -156,7 +156,7 @@ def read_description(folder: Path) -> Description | None:
     found = {**published.to_dict(), **given}
     channels, height, width = found["input_size"]
     options = {key: value for key, value in encoder.get("model_args", {}).items() if key != "num_classes"}
-    # what timm's own reader takes from there where the arguments do not say it
+    # what timm's own reader takes from there if the arguments do not say it
     if channels != published.input_size[0]:
         options.setdefault("in_chans", channels)
     if found["fixed_input_size"] and (height, width) != tuple(published.input_size[1:]):
@@ -175,7 +175,7 @@ def read_description(folder: Path) -> Description | None:
 
 @contextlib.contextmanager
 def whole_file(target: Path) -> Iterator[Path]:
-    """A hidden place beside the target, to be written to; what is there then becomes the target, readable for all."""
+    """A hidden file beside the target, to be written to; it then replaces the target, readable by all."""
     place = target.with_name(f".{target.name}")
     try:
         yield place
@@ -196,10 +196,10 @@ def _fixed(published: PretrainedCfg, options: Mapping[str, Any]) -> bool:
 
 
 def _weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    """A model's state in memory of its own: safetensors takes no tensor that shares its memory with another."""
+    """A copy of a model's state: safetensors takes no tensor that shares its memory with another."""
     return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in model.state_dict().items()}
 
 
 def _decimals(values: torch.Tensor) -> list[float]:
-    """float32 numbers as the shortest decimals that give them back: 0.485, not 0.48500001430511475."""
+    """float32 numbers as the shortest decimals that round-trip: 0.485, not 0.48500001430511475."""
     return [float(str(value)) for value in values.flatten().cpu().numpy()]

@@ -1,4 +1,4 @@
-"""A model's features beside its logits, out of one forward pass, and the projection that gives a student's the width of its teacher's."""
+"""A model's features and logits from one forward pass, and the projection of a student's features to its teacher's width."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from training.models.segmenter import Segmenter
 from training.models.timm_models import Normalized
 
 Level = Literal["pooled", "tokens"]
-"""pooled: one vector an image, as the classifier sees it. tokens: one for each place of the image, without class and register tokens."""
+"""pooled: one vector per image, as the classifier sees it. tokens: one per place in the image, without class and register tokens."""
 
 
 class WithFeatures(nn.Module):
-    """A model that gives its features too, and may have a projection of them beside it.
+    """A model that also returns its features, optionally through a projection.
 
-    What trains where features are learned: the projection is a part of this module, and none of the model that is evaluated and
+    This module trains if features are learned. The projection belongs to it, and not to the model that is evaluated and
     exported.
     """
 
@@ -29,7 +29,7 @@ class WithFeatures(nn.Module):
             projection: of the features' last dimension. None: as they are.
 
         Raises:
-            ValueError: the model does not tell its features from its classifier.
+            ValueError: the model does not separate its features from its classifier.
         """
         super().__init__()
         inner = model.model
@@ -52,7 +52,7 @@ class WithFeatures(nn.Module):
         return logits, features if self.projection is None else self.projection(features)
 
     def feature_shape(self, image: torch.Tensor) -> torch.Size:
-        """The shape of an image's features: (width,) or (rows, columns, width). It leaves no trace in the model.
+        """The shape of an image's features: (width,) or (rows, columns, width). The model stays unchanged.
 
         Args:
             image: (1, channels, height, width), on the model's device.
@@ -68,9 +68,9 @@ class WithFeatures(nn.Module):
 
 
 def projecting(model: Normalized, level: Level, width: int, image: torch.Tensor) -> WithFeatures:
-    """A student beside a new linear projection of its features, as wide as its teacher's.
+    """A student with a new linear projection of its features to its teacher's width.
 
-    It is there where both are equally wide, too: nothing says that their dimensions mean the same.
+    It is used even if both are equally wide: nothing says that their dimensions mean the same.
 
     Args:
         model: on the CPU.
@@ -82,7 +82,7 @@ def projecting(model: Normalized, level: Level, width: int, image: torch.Tensor)
 
 
 def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """An optimizer's groups, as timm_models gives them: a model's, and those of the projection beside it."""
+    """An optimizer's groups, as timm_models gives them: the model's, and those of its projection."""
     if not isinstance(module, WithFeatures):
         return timm_models.parameter_groups(module, weight_decay)
     parts = [part for part in (module.model, module.projection) if part is not None]
@@ -90,7 +90,7 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, A
 
 
 def _logits_and_features(model: Any, pixels: torch.Tensor, level: Level) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both of a timm classifier, or of a Segmenter, whose features are its encoder's coarsest."""
+    """Both from a timm classifier, or from a Segmenter, whose features are its encoder's coarsest."""
     if isinstance(model, Segmenter):
         levels = model.encoded(pixels)
         tokens = levels[-1].permute(0, 2, 3, 1)
@@ -101,7 +101,7 @@ def _logits_and_features(model: Any, pixels: torch.Tensor, level: Level) -> tupl
 
 
 def _grid(model: Any, features: Any) -> torch.Tensor:
-    """What a timm model's forward_features gives, as (batch, rows, columns, width): feature maps in either order, or tokens.
+    """A timm model's forward_features output as (batch, rows, columns, width): feature maps in either order, or tokens.
 
     Raises:
         ValueError: it is neither; or the tokens are no square grid, as those of a classifier's square images are.

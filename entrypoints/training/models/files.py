@@ -1,4 +1,4 @@
-"""Files of trained models: their places in a channel, and their weights by name. A damaged one is refused, never loaded."""
+"""Files of trained models: where they are in a channel, and their weights by name. A damaged file is refused, never loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from training.models.export import DIGEST, WEIGHTS, hash_weights
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
-"""Of weights files; .bin is the Hugging Face hub's older one."""
+"""Suffixes of weights files; .bin is the Hugging Face hub's older one."""
 
 ARCHIVE = ".tar.gz"
 
@@ -25,14 +25,14 @@ PIECE = 1 << 20
 """Bytes that are unpacked at once."""
 
 MAX_RATIO, SMALL = 20, 64 << 20
-"""An archive may unpack to 20 times its size, or to 64 MiB. Weights shrink by a tenth, text tenfold, and gzip's zeros a thousandfold."""
+"""An archive may unpack to 20 times its size, or to 64 MiB. gzip shrinks weights by a tenth, text tenfold, zeros a thousandfold."""
 
 
 def member_folders(channel: Path, unpacked: Path) -> dict[str, Path]:
-    """The folders of a channel that hold one model each, by name for messages, in the order of names.
+    """The folders of a channel that hold one model each, keyed by the name for messages and sorted by it.
 
-    One model is a run's model.tar.gz, its content, or a weights file. Several are an archive each, or a subfolder each that
-    holds one of these.
+    One model is a run's model.tar.gz, its content, or a weights file. Several models are one archive each, or one subfolder
+    each that holds one of these.
 
     Args:
         unpacked: an empty folder for the content of archives.
@@ -59,7 +59,7 @@ def weights_file(folder: Path, channel: str = "teacher") -> Path:
     """A model's weights file: model.safetensors, or the only one.
 
     Args:
-        channel: which one the folder came by, for messages.
+        channel: the one that the folder came from, for messages.
 
     Raises:
         ValueError: there is none, or there are several of other names.
@@ -76,7 +76,7 @@ def weights_file(folder: Path, channel: str = "teacher") -> Path:
 
 
 def read_weights(file: Path) -> dict[str, torch.Tensor]:
-    """A file's weights by name, without the prefixes of DDP and torch.compile; of a checkpoint, the EMA's if it has them.
+    """A file's weights by name, without the prefixes of DDP and torch.compile; for a checkpoint, its EMA's if it has them.
 
     Raises:
         ValueError: the file is damaged, or holds more than weights, which can run code.
@@ -115,7 +115,7 @@ def _read_safetensors(file: Path) -> dict[str, torch.Tensor]:
 
 
 def _read_torch(file: Path) -> object:
-    if zipfile.is_zipfile(file):  # torch does not compare its checksums
+    if zipfile.is_zipfile(file):  # torch does not verify its checksums
         with zipfile.ZipFile(file) as opened:
             _require_small(file, sum(member.file_size for member in opened.infolist()))
             damaged = opened.testzip()
@@ -125,7 +125,7 @@ def _read_torch(file: Path) -> object:
 
 
 class _Archive(gzip.GzipFile):
-    """A gzip file that is read up to its limit."""
+    """A gzip file that cannot be read beyond its limit."""
 
     def __init__(self, file: Path, limit: int | None):
         super().__init__(file)
@@ -138,7 +138,7 @@ class _Archive(gzip.GzipFile):
 
 
 def unpack(archive: Path, target: Path, limit: int | None = None) -> Path:
-    """The folder, new, that an archive's files were unpacked into.
+    """The new folder that an archive's files were unpacked into.
 
     Args:
         limit: bytes that it may unpack to. None: what MAX_RATIO and SMALL allow.
@@ -152,7 +152,7 @@ def unpack(archive: Path, target: Path, limit: int | None = None) -> Path:
             with tarfile.open(fileobj=opened, mode="r|", bufsize=PIECE) as members:
                 for member in members:
                     _unpack_member(members, member, target)
-            while opened.read(PIECE):  # gzip compares its checksum at the end, and tarfile stops before
+            while opened.read(PIECE):  # gzip verifies its checksum at the end; tarfile stops before
                 pass
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         fix = "copy it again from the run that wrote it, and check it with gzip -t"
@@ -164,7 +164,7 @@ def _require_small(archive: Path, size: int, limit: int | None = None) -> None:
     """Raise a ValueError for an archive that unpacks to more than its limit.
 
     Args:
-        size: bytes that it unpacks to, as far as known.
+        size: bytes that it unpacks to, in all or so far.
         limit: as `unpack` takes it.
     """
     allowed = max(SMALL, MAX_RATIO * archive.stat().st_size) if limit is None else limit
@@ -177,7 +177,7 @@ def _require_small(archive: Path, size: int, limit: int | None = None) -> None:
 
 
 def _unpack_member(members: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
-    """Write a regular file's content below a folder named as its archive; nothing else is unpacked."""
+    """Write a regular file below the folder that is named after its archive; nothing else is unpacked."""
     # extractall's filter="data" came with Python 3.11.4; Debian 12 has 3.11.2
     place = (target / member.name).resolve()
     if not place.is_relative_to(target.resolve()):

@@ -1,4 +1,4 @@
-"""A trained model as model.onnx, compared with PyTorch before it is left; on request, because it needs more packages."""
+"""A trained model as model.onnx, compared with PyTorch before it is kept; on request, because it needs more packages."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ OPSET = 17
 """The newest that torch 2.0 writes (https://onnx.ai/onnx/repo-docs/Versioning.html: since ONNX 1.12)."""
 
 TOLERANCE = 1e-3
-"""Largest difference between PyTorch's and ONNX Runtime's logits, as a share of the largest logit: both compute in float32, in
-another order. Seen: 2e-6."""
+"""Largest difference between PyTorch's and ONNX Runtime's logits, as a share of the largest logit: both compute in float32, but in
+different orders. Observed: 2e-6."""
 
 MAX_BYTES = 2**31 - 1
-"""Of a protobuf message, and so of a model in one file."""
+"""Limit of a protobuf message, and so of a model in one file."""
 
 
 def require_packages() -> None:
@@ -45,13 +45,13 @@ def require_packages() -> None:
 
 
 def save_onnx(model: Normalized, folder: Path, image_size: int | Sequence[int], channels: int) -> float:
-    """Write model.onnx, from pixels to logits: the normalisation is in it, so that nobody has to repeat it.
+    """Write model.onnx, from pixels to logits; it includes the normalisation, so that nobody has to repeat it.
 
     Its input `pixels` is uint8 (batch, channels, height, width), colours as red, green, blue; its output `logits` float32
     (batch, classes), or (batch, classes, height, width). The batch may have any size.
 
     Args:
-        model: on any device, of any type; it stays as it is.
+        model: on any device, of any type; it is not changed.
         image_size: pixels: the side of a square, or (height, width).
 
     Returns:
@@ -94,7 +94,7 @@ def _write(model: Normalized, images: torch.Tensor, file: Path) -> None:
     for module in model.modules():
         if isinstance(module, FusedAttention):  # torch 2.0 cannot export attention in one call
             module.fused_attn = False
-    # the exporter by tracing: every torch since 2.0 has it, and it needs no package beyond onnx
+    # the tracing exporter: every torch since 2.0 has it, and it needs no package beyond onnx
     exporter: dict[str, Any] = {"dynamo": False} if "dynamo" in inspect.signature(torch.onnx.export).parameters else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it is the older one, and that a shape's check becomes constant

@@ -1,4 +1,4 @@
-"""In which number format a step computes: fp32, tf32, or bf16 and fp16 by autocast with weights in fp32."""
+"""The number format that a step computes in: fp32, tf32, or bf16 and fp16 by autocast with weights in fp32."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AMPERE = (8, 0)
 """The first CUDA compute capability with bf16 and tf32 (NVIDIA, CUDA C++ programming guide, table of arithmetic by capability)."""
 
 FORMATS = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""What matrix products give."""
+"""Types of the results of matrix products."""
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,15 @@ class Precision:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the activations that matrix products give."""
+        """Type of the activations that matrix products give."""
         return FORMATS[self.name]
 
     def autocast(self) -> AbstractContextManager[object]:
-        """The context of a forward pass and its loss; nothing for fp32 and tf32."""
+        """The context for a forward pass and its loss; does nothing for fp32 and tf32."""
         return contextlib.nullcontext() if self.dtype == torch.float32 else torch.autocast(self.device.type, self.dtype)
 
     def scaler(self) -> torch.amp.GradScaler | None:
-        """What keeps small gradients from vanishing in fp16 (https://arxiv.org/abs/1710.03740, section 3.2); None for the others."""
+        """The scaler that keeps small gradients from vanishing in fp16 (https://arxiv.org/abs/1710.03740, section 3.2); else None."""
         if self.name != "fp16":
             return None
         if accelerator.is_gpu(self.device) and not hasattr(torch.amp, "GradScaler"):  # before torch 2.3
@@ -45,9 +45,9 @@ class Precision:
 
 
 def resolved(name: Name | Literal["auto"], device: torch.device) -> tuple[Name, str]:
-    """The precision that a setting stands for on a device, and why, for people.
+    """The precision that a setting stands for on a device, and the reason in words.
 
-    auto: bf16 where the GPU has it, for it has fp32's range and needs no gradient scaler; else fp32.
+    auto: bf16 if the GPU has it, because it has fp32's range and needs no gradient scaler; else fp32.
     """
     if name != "auto":
         return name, "as set"
@@ -74,7 +74,7 @@ def choose(setting: Name | Literal["auto"], device: torch.device) -> Precision:
 
 
 def choose_tf32(name: str, device: torch.device) -> None:
-    """Have what stays in fp32 beside a precision computed in tf32 on a GPU, but not beside fp32 itself; for the whole process."""
+    """On a GPU, compute in tf32 what stays in fp32, unless the precision itself is fp32; for the whole process."""
     if accelerator.is_gpu(device):
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = name != "fp32"
 

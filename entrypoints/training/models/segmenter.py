@@ -1,4 +1,4 @@
-"""Models that give every pixel a class: a timm encoder, and a decoder that merges its scales from coarse to fine."""
+"""Segmentation models: a timm encoder, and a decoder that merges its scales from coarse to fine."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from torch import nn
 from training.models import timm_models
 
 FINEST_STRIDE = 4
-"""Finer features of an encoder are not used: they are its largest and know least (https://arxiv.org/abs/1612.03144, section 3)."""
+"""Finer encoder features are not used: they are the largest and least semantic (https://arxiv.org/abs/1612.03144, section 3)."""
 
 OF_FEATURES = ("out_indices", "feature_cls")
-"""Keyword arguments of timm.create_model that it takes beside features_only alone."""
+"""Keyword arguments that timm.create_model takes only with features_only."""
 
 CHANNELS_PER_GROUP = 4
-"""Of the group normalisation: 32 groups of 128 channels, as Panoptic FPN has them."""
+"""Of the group normalisation: 32 groups for 128 channels, as in Panoptic FPN."""
 
 
 class Segmenter(nn.Module):
     """An encoder with the semantic branch of Panoptic FPN (https://arxiv.org/abs/1901.02446, section 3.1).
 
-    Smaller in one point: each scale passes one 3 × 3 convolution before it is enlarged, not one for each doubling. The
+    Smaller in one respect: each scale passes one 3 × 3 convolution before it is enlarged, not one per doubling. The
     decoder's normalisation looks at one image at a time, so it does not depend on how many images a process gets.
 
-    Takes normalised images (batch, channels, height, width), gives logits (batch, classes, height, width); or, where it does not
-    enlarge them, on the grid of the finest features that are used (batch, classes, rows, columns).
+    Takes normalised images (batch, channels, height, width), gives logits (batch, classes, height, width); without `enlarges`,
+    on the grid of the finest features that are used (batch, classes, rows, columns).
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Segmenter(nn.Module):
         """
         Args:
             encoder: made with features_only.
-            undecayed: names in the encoder of the weights that it exempts from weight decay.
+            undecayed: names of the encoder's weights that it exempts from weight decay.
         """
         super().__init__()
         self._undecayed = frozenset(f"encoder.{name}" for name in undecayed)
@@ -66,7 +66,7 @@ class Segmenter(nn.Module):
         return self.decoded(self.encoded(images), images.shape[-2:])
 
     def no_weight_decay(self) -> frozenset[str]:
-        """Names of the weights that weight decay spares beside biases and those of normalisations, as timm's models tell theirs."""
+        """Names of the weights exempt from weight decay, besides biases and normalisation weights, as timm's models report theirs."""
         return self._undecayed
 
     def encoded(self, images: torch.Tensor) -> list[torch.Tensor]:
@@ -75,7 +75,7 @@ class Segmenter(nn.Module):
         return [features[level].permute(0, 3, 1, 2) if self.channels_last else features[level] for level in self.used]
 
     def decoded(self, levels: list[torch.Tensor], size: torch.Size) -> torch.Tensor:
-        """The logits of images of this height and width from their features, as large as these where it `enlarges`."""
+        """The logits of images of this height and width from their features; as large as the images if it `enlarges`."""
         finest = levels[0].shape[-2:]
         merged = self.lateral[-1](levels[-1])
         total = _enlarge(self.smooth[-1](merged), finest)
@@ -100,13 +100,13 @@ def build(
     Args:
         name: the encoder, for example resnet50.
         options: more keyword arguments for timm.create_model.
-        classes: logits of each pixel.
+        classes: logits per pixel.
         decoder_channels: a multiple of 4.
         pretrained: start the encoder from timm's published weights.
         enlarges: gives logits as large as the images; else on the grid of its finest features.
 
     Raises:
-        ValueError: as `models.create`, or all features of the encoder have one scale.
+        ValueError: as `timm_models.create`, or all features of the encoder have one scale.
     """
     encoder = timm_models.create(name, options, features_only=True, pretrained=pretrained)
     strides = encoder.feature_info.reduction()
@@ -121,10 +121,10 @@ def build(
 
 
 def _undecayed(name: str, options: Mapping[str, Any], encoder: nn.Module) -> set[str]:
-    """Names in an encoder of the weights that its model exempts from weight decay, such as Swin's relative_position_bias_table.
+    """Names of an encoder's weights that its model exempts from weight decay, such as Swin's relative_position_bias_table.
 
-    timm's models say which, and what it makes of them with features_only does not. So the whole model is asked, on the meta device, where
-    its weights take no memory.
+    timm's models report them, but what timm makes of them with features_only does not. So the whole model is asked, on the meta device,
+    where its weights take no memory.
     """
     plain = {key: value for key, value in options.items() if key not in OF_FEATURES}
     with torch.device("meta"):
@@ -134,8 +134,8 @@ def _undecayed(name: str, options: Mapping[str, Any], encoder: nn.Module) -> set
 
 
 def _flat(name: str) -> str:
-    """A weight's name as it is alike in a timm model and in the three kinds of modules that give its features: FeatureListNet writes
-    layers_0 for layers.0, and the others put `model.` or `body.` before all."""
+    """A weight's name in a form common to a timm model and the three kinds of modules that give its features: FeatureListNet writes
+    layers_0 for layers.0, and the others prepend `model.` or `body.`."""
     return name.removeprefix("model.").removeprefix("body.").replace(".", "_")
 
 

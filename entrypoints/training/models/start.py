@@ -26,7 +26,7 @@ def build(
     *,
     image_size: int | None = None,
 ) -> timm_models.Normalized:
-    """A model to train, with the weights that `pretrained` asks for: random, published, or those in the channel `weights`.
+    """A model to train, with the weights that `pretrained` asks for: random, published, or from the channel `weights`.
 
     Args:
         image_size: as Normalized.
@@ -46,11 +46,11 @@ def from_channel(
 ) -> timm_models.Normalized:
     """A model for these classes, with the weights in a channel.
 
-    Its head is taken too where the description beside the weights names the same classes; else it is new. Positions are
-    interpolated where images have another size than those that the weights were trained on, as timm does it.
+    The head's weights are taken too if the description beside the weights names the same classes; else the head is new. Position
+    embeddings are interpolated, as by timm, if images have another size than those that the weights were trained on.
 
     Args:
-        channel: a folder as the channel `teacher` may be, with one model.
+        channel: a folder like the channel `teacher`, with one model.
         name, options: as timm.create_model takes them.
 
     Raises:

@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from timm.models import FeatureInfo
 
     class TimmModel(nn.Module):
-        """What timm's models have beside what every module has."""
+        """What timm's models have beyond what every module has."""
 
         num_classes: int
         pretrained_cfg: dict[str, Any]
         default_cfg: dict[str, Any]
         feature_info: FeatureInfo
-        """Of one that was made with features_only."""
+        """Only of a model that was made with features_only."""
 
 
 @runtime_checkable
 class FusedAttention(Protocol):
-    """A layer of timm's with attention that can be computed in one call."""
+    """A timm layer whose attention can be computed in one call."""
 
     fused_attn: bool
     """Whether it is."""
@@ -49,14 +49,14 @@ class Normalized(nn.Module):
         """
         Args:
             mean, std: of the pixels in 0…1, a number for each channel.
-            image_size: side in pixels of the square that the model wants: images of another size are resized on the device
-                (bilinear, antialiased). None: as they come.
+            image_size: side in pixels of the square that the model takes: images of another size are resized on the device
+                (bilinear, antialiased). None: images keep their size.
         """
         super().__init__()
         self.model = model
         self.image_size = image_size
         self.head_alone = False
-        """Whether all but the head is frozen, and so in eval mode too."""
+        """Whether all but the head is frozen, and therefore always in eval mode."""
         self.memory_format = torch.contiguous_format
         self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1), persistent=False)
@@ -67,7 +67,7 @@ class Normalized(nn.Module):
 
     def normalized(self, images: torch.Tensor) -> torch.Tensor:
         """The images as the wrapped model takes them."""
-        if images.shape[1] != self.mean.shape[1]:  # broadcasting would make three channels of one without a word
+        if images.shape[1] != self.mean.shape[1]:  # broadcasting would silently make three channels of one
             raise ValueError(
                 f"a model for {self.mean.shape[1]} channels got images with {images.shape[1]}: set in_chans"
             )
@@ -86,7 +86,7 @@ class Normalized(nn.Module):
         return self
 
     def train_head_alone(self) -> None:
-        """Freeze all but the head: dropout and BatchNorm of the rest stay as in an evaluation.
+        """Freeze all but the head; dropout and BatchNorm of the rest stay in eval mode.
 
         Raises:
             ValueError: the model has no head of its own.
@@ -100,7 +100,7 @@ class Normalized(nn.Module):
         self.train(self.training)
 
     def _apply(self, *arguments: Any, **options: Any) -> Normalized:
-        """What `to`, `half`, `cuda` … call: mean and std move with the weights, but stay as exact as they are."""
+        """What `to`, `half`, `cuda` … call: mean and std move with the weights, but keep their precision."""
         mean, std = self.mean, self.std
         super()._apply(*arguments, **options)  # type: ignore[no-untyped-call]  # torch does not annotate its own
         self.mean, self.std = mean.to(self.mean.device), std.to(self.std.device)
@@ -110,7 +110,7 @@ class Normalized(nn.Module):
 
 
 def only_channels_last(parameter: torch.Tensor) -> bool:
-    """Whether a tensor lies in channels-last order alone; one with a single channel or pixel lies in both."""
+    """Whether a tensor is contiguous in channels-last order alone; one with a single channel or pixel is so in both orders."""
     return (
         parameter.ndim == 4
         and parameter.is_contiguous(memory_format=torch.channels_last)
@@ -126,7 +126,7 @@ def build(
     Args:
         name: for example vit_small_patch16_224.
         options: more keyword arguments for timm.create_model.
-        classes: outputs.
+        classes: number of outputs.
         pretrained: start from timm's published weights.
         image_size: as Normalized.
 
@@ -141,7 +141,7 @@ def create(name: str, options: Mapping[str, Any], **more: Any) -> TimmModel:
     """A timm model by its name; `options` and `more` are keyword arguments for timm.create_model.
 
     Raises:
-        ValueError: timm knows no such model, or the model takes no such option; the message names near ones.
+        ValueError: timm knows no such model, or the model takes no such option; the message names similar ones.
     """
     if not timm.is_model(name):
         near = timm.list_models(f"*{name.split('_')[0]}*")[:5]
@@ -155,7 +155,7 @@ def create(name: str, options: Mapping[str, Any], **more: Any) -> TimmModel:
 
 
 def create_for(weights: Mapping[str, torch.Tensor], name: str, options: Mapping[str, Any], **more: Any) -> TimmModel:
-    """A timm model with given weights. Where the model allows it, no random ones are drawn first, which takes 6 s of a ViT-L/16
+    """A timm model with given weights. If the model allows it, random initialisation is skipped, which takes 6 s for a ViT-L/16
     (tests/benchmarks/model_files.py).
 
     Args:
@@ -166,12 +166,12 @@ def create_for(weights: Mapping[str, torch.Tensor], name: str, options: Mapping[
         ValueError: as `create`.
         RuntimeError: the weights are not the model's.
     """
-    # Some models cannot be made on the meta device, where no value can be read (RuntimeError; from `create` ValueError), and torch 2.0
+    # Some models cannot be built on the meta device, where no value can be read (RuntimeError; from `create` ValueError), and torch 2.0
     # knows no `assign` (TypeError). Weights that do not fit raise a RuntimeError here too; the second attempt raises it for the caller.
     with contextlib.suppress(RuntimeError, TypeError, ValueError):
         with torch.device("meta"):
             model = create(name, options, **more)
-        # those of a file are its memory, which changes where the file is written over
+        # a file's weights are its mapped memory, which changes if the file is overwritten
         model.load_state_dict({key: value.clone() for key, value in weights.items()}, assign=True)
         if not any(value.is_meta for module in model.modules() for value in _tensors(module)):
             return model
@@ -188,7 +188,7 @@ def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def made_by_timm(name: str, **options: Any) -> TimmModel:
-    """timm.create_model, whose annotation does not say that more than a module comes."""
+    """timm.create_model, whose annotation promises no more than a module."""
     return cast("TimmModel", timm.create_model(name, **options))
 
 
@@ -204,19 +204,19 @@ def normalize(
 
 
 def is_of_head(model: nn.Module, name: str) -> bool:
-    """Whether a module or a weight of that name belongs to a timm model's classifier, by timm's published configuration."""
+    """Whether a module or a weight of that name belongs to a timm model's classifier, according to timm's published configuration."""
     heads = getattr(model, "pretrained_cfg", {}).get("classifier") or ()
     heads = (heads,) if isinstance(heads, str) else heads
     return any(name == head or name.startswith(f"{head}.") for head in heads)
 
 
 def convolutional(model: nn.Module) -> bool:
-    """Whether channels-last memory order can be expected to pay: most layers are convolutions, and none of them is grouped.
+    """Whether channels-last memory order is likely to pay off: most layers are convolutions, and none of them is grouped.
 
-    By timm's own tables of training with AMP in both orders (RTX 3090, torch 1.12,
+    From timm's own tables of training with AMP in both orders (RTX 3090, torch 1.12,
     https://github.com/huggingface/pytorch-image-models/tree/main/results): of 416 such models the median gains 26 % and a
-    tenth gains less than 2 %; the 260 models of mostly linear layers (ViT, Swin, ConvNeXt) gain 1 %; where convolutions are
-    grouped, but not depthwise, the median loses 16 %, and RegNets train three times slower.
+    tenth gains less than 2 %; the 260 models of mostly linear layers (ViT, Swin, ConvNeXt) gain 1 %; with grouped, but not
+    depthwise, convolutions the median loses 16 %, and RegNets train three times slower.
     """
     convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
     linear = sum(isinstance(module, nn.Linear) for module in model.modules())
@@ -225,9 +225,9 @@ def convolutional(model: nn.Module) -> bool:
 
 
 def choose_attention(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
-    """Have timm's attention computed the faster way: by torch's fused kernel, but for bf16 on CPUs as products and a softmax.
+    """Compute timm's attention the faster way: by torch's fused kernel, but for bf16 on CPUs as matrix products and a softmax.
 
-    There, with the 197 tokens of an image of 224 pixels, the fused kernel takes 2.4 times as long forwards and backwards (3 heads,
+    There, with the 197 tokens of a 224-pixel image, forward and backward take 2.4 times as long in the fused kernel (3 heads,
     batch 8, torch 2.14.1, one thread of an AMD EPYC with avx512_bf16); `make bench-training` shows what a step gains.
 
     Args:
@@ -253,6 +253,6 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def exempt_from_decay(model: nn.Module) -> Collection[str]:
-    """Names of the weights that a model itself exempts from weight decay, such as pos_embed: timm's models and our Segmenter say so."""
+    """Names of the weights that a model itself exempts from weight decay, such as pos_embed; timm's models and our Segmenter name them."""
     names: Collection[str] = getattr(model, "no_weight_decay", set)()
     return names

@@ -1,1 +1,1 @@
-"""The container contract, the device, and what a process reports: what every other room stands on."""
+"""The container contract, the device, and what a process reports: the base of all other packages."""

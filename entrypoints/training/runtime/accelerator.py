@@ -1,7 +1,7 @@
-"""Everything that is asked of a GPU beside arithmetic: its events, streams, memory, generator, name and NVTX.
+"""Everything that is asked of a GPU besides arithmetic: events, streams, memory, generator, name and NVTX.
 
-PyTorch gives each kind of accelerator a module with the same functions, under the name of its device type: `torch.cuda` for
-`cuda:0`. What trains asks here, so that a device of another type runs the very same lines. Other files name CUDA only for what is CUDA's
+PyTorch has a module with the same functions for each accelerator type, named after it: `torch.cuda` for `cuda:0`. Training
+code goes through this file, so that a device of another type runs the very same lines. Other files name CUDA only for what is CUDA's
 alone: its TF32 switches, its version in a model's card, its memory in a failure's text.
 """
 
@@ -16,14 +16,14 @@ from typing import Any
 import torch
 
 OUT_OF_MEMORY: type[RuntimeError] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
-"""What an allocation raises for which a GPU has no room; torch.cuda's own before torch 2.5."""
+"""Raised by an allocation that does not fit on a GPU; torch.cuda's own class before torch 2.5."""
 
 NO_GPU = ("cpu", "meta")
 """Device types without events, streams and memory of their own."""
 
 
 def find(local_rank: int) -> torch.device:
-    """The GPU of this process, made the current one; the CPU where the machine has none.
+    """This process's GPU, made the current one; the CPU if the machine has no GPU.
 
     Args:
         local_rank: of this process on its host.
@@ -44,13 +44,13 @@ def find(local_rank: int) -> torch.device:
 
 
 def in_turn(index: int) -> torch.device:
-    """The GPU of one of several processes that share a machine's, by the process's index; the CPU where the machine has none."""
+    """The GPU for one of several processes that share a machine's GPUs, by the process's index in turn; the CPU if there is none."""
     count = torch.cuda.device_count()
     return find(index % count) if count else torch.device("cpu")
 
 
 def is_gpu(device: torch.device) -> bool:
-    """Whether a device runs its kernels beside the host."""
+    """Whether a device runs its kernels asynchronously to the host."""
     return device.type not in NO_GPU
 
 
@@ -60,13 +60,13 @@ def module(device: torch.device) -> Any:
 
 
 def make_current(device: torch.device) -> None:
-    """Have this thread use a GPU where none is named; nothing on the CPU."""
+    """Make a GPU this thread's default; does nothing on the CPU."""
     if is_gpu(device):
         module(device).set_device(device)
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a GPU has done all that it was given; nothing on the CPU."""
+    """Wait until a GPU has done all submitted work; does nothing on the CPU."""
     if is_gpu(device):
         module(device).synchronize(device)
 
@@ -83,13 +83,13 @@ def capability(device: torch.device) -> tuple[int, int]:
 
 
 def memory(device: torch.device) -> tuple[int, int]:
-    """Bytes of a GPU that nobody uses, this process's cache aside, and all of them."""
+    """Free and total bytes of a GPU; this process's cache does not count as free."""
     free, total = module(device).mem_get_info(device)
     return int(free), int(total)
 
 
 def reserved_memory(device: torch.device) -> int:
-    """Bytes that PyTorch's allocator holds of a GPU for this process, in use or kept."""
+    """Bytes of a GPU that PyTorch's allocator holds for this process, in use or cached."""
     return int(module(device).memory_reserved(device))
 
 
@@ -99,7 +99,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 def measured_memory(device: torch.device, function: Callable[[], object]) -> int:
-    """The most bytes of a GPU that tensors took at once during a call, beyond what they took before. The peak starts anew."""
+    """The most bytes of a GPU that tensors took at once during a call, beyond those before it. Resets the peak."""
     gpu = module(device)
     gpu.reset_peak_memory_stats(device)
     before = int(gpu.memory_allocated(device))
@@ -112,17 +112,17 @@ def measured_memory(device: torch.device, function: Callable[[], object]) -> int
 
 @functools.cache
 def side_stream(device: torch.device, purpose: str) -> Any:
-    """A GPU's one stream for a purpose that need not wait for the model's work. What waits for the model on one would
-    hold up the other.
+    """A GPU's one stream for a purpose that need not wait for the model's work. Purposes do not share a stream: one that waits for
+    the model would hold up the other.
     """
     return module(device).Stream(device)
 
 
 def pinned(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A CPU tensor in memory from which a GPU fetches by itself: from other memory a copy makes the host wait for earlier work.
+    """A CPU tensor in pinned memory: a copy from other memory makes the host wait for earlier work.
 
     Args:
-        device: that it is meant for; for the CPU it stays where it is.
+        device: the one that it is meant for; for the CPU it stays where it is.
     """
     if not is_gpu(device) or values.device.type != "cpu" or values.is_pinned():
         return values
@@ -130,11 +130,11 @@ def pinned(values: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def pin_in_place(values: torch.Tensor, device: torch.device) -> Callable[[], None]:
-    """Have a GPU fetch by itself from memory that was allocated elsewhere, such as one that processes share: cudaHostRegister
+    """Pin memory that was allocated elsewhere, such as memory that processes share: cudaHostRegister
     (CUDA runtime API, "Memory Management").
 
     Returns:
-        What undoes it, before the memory is unmapped.
+        A function that undoes it, to be called before the memory is unmapped.
 
     Raises:
         RuntimeError: the driver refuses it; the message says why.
@@ -152,7 +152,7 @@ def pin_in_place(values: torch.Tensor, device: torch.device) -> Callable[[], Non
 
 @contextlib.contextmanager
 def same_random_numbers(device: torch.device) -> Iterator[None]:
-    """What the body draws, on the CPU and on a device, is drawn again after it."""
+    """Restore the random state of the CPU and a device after the body, so that what it drew is drawn again."""
     host = torch.get_rng_state()
     own = module(device).get_rng_state(device) if is_gpu(device) else None
     try:
@@ -164,6 +164,6 @@ def same_random_numbers(device: torch.device) -> Iterator[None]:
 
 
 def nvtx() -> ModuleType | None:
-    """NVIDIA's ranges for Nsight; None where no GPU is in use."""
+    """NVIDIA's ranges for Nsight; None if no GPU is in use."""
     begun = torch.cuda.is_initialized()
     return torch.cuda.nvtx if begun else None

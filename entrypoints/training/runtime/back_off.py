@@ -1,9 +1,9 @@
-"""How long to wait until what failed is tried again. Standard library only."""
+"""Exponential back-off between retries. Standard library only."""
 
 from __future__ import annotations
 
 DOUBLINGS = 32
-"""At most: a float holds no more than 1,023, which a server that is asked every minute reaches within a day."""
+"""At most: a float overflows beyond 1,023, which a server that is asked every minute reaches within a day."""
 
 
 def doubling(failures: int, first: float, longest: float) -> float:

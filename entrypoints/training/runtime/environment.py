@@ -25,7 +25,7 @@ class Environment:
     """Its first 1,024 characters become the job's FailureReason."""
     channels: Mapping[str, Path]
     checkpoint_dir: Path | None
-    """Where checkpoints are found and left; None in a job that keeps none: SageMaker makes the folder for jobs with `checkpoints`."""
+    """Where checkpoints are read and written; None in a job without any: SageMaker makes the folder for jobs with `checkpoints`."""
 
     def channel(self, name: str) -> Path:
         """A data channel's folder: SM_CHANNEL_<NAME>, or data/<name> in a plain shell.
@@ -62,13 +62,13 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> Environment:
 
 
 def processes_on_host(environ: Mapping[str, str] = os.environ) -> int:
-    """Training processes of this host, as torchrun or mpirun says; 1 without them."""
+    """Training processes on this host, as torchrun or mpirun says; 1 without them."""
     return int(environ.get("LOCAL_WORLD_SIZE") or environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") or 1)
 
 
 def training_hosts(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """The hosts that train, in the order of their ranks: those of the groups that the job's distribution is for; all, where there is one
-    group or none is named. Empty in a plain shell."""
+    """The hosts that train, in the order of their ranks: those of the instance groups that the job's distribution names; all, if there
+    is one group or none is named. Empty in a plain shell."""
     hosts: list[str] = contract_value(environ, "SM_HOSTS", [])
     groups = contract_value(environ, "SM_INSTANCE_GROUPS_DICT", {})
     named = contract_value(environ, "SM_FRAMEWORK_PARAMS", {}).get("sagemaker_distribution_instance_groups") or []
@@ -77,7 +77,7 @@ def training_hosts(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def is_streamed(folder: Path, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether a channel's folder shows S3 as it is (FastFile), so that each read of a file goes there."""
+    """Whether a channel's folder streams from S3 (FastFile), so that each read of a file goes there."""
     channels = contract_value(environ, "SM_INPUT_DATA_CONFIG", {})
     return any(
         isinstance(how, dict)

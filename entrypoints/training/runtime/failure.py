@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 FORETOLD = "(written before the process ended)\n"
-"""Ends a text that an exception's own may replace."""
+"""Ends a text that an exception's text may replace."""
 
 LIMIT = 1024
 """Characters of the file that become FailureReason.
@@ -25,25 +25,25 @@ https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-ou
 
 @dataclass
 class Progress:
-    """How far this process is, for whoever reads of its failure."""
+    """How far this process has come, for its failure report."""
 
     step: int | None = None
     """Optimizer steps done; None before training."""
     report_first: Callable[[str], str | None] | None = None
-    """Reports to the other ranks why this one fails, where none failed before, and gives the first one's report: empty where that
-    one knew no reason, None where nobody answers. Without it this process trains alone."""
+    """Tells the other ranks why this one fails, unless one failed before, and returns the first one's report: empty if that rank
+    knew no reason, None if nobody answers. Without it this process trains alone."""
     doing: str = ""
     """The phase that this process is in."""
     changes: int = 0
     """Grows with every sign of progress."""
     alone: bool = False
-    """Whether this process does what the others wait for without a collective, however long it takes."""
+    """Whether this process works alone while the others wait without a collective, however long it takes."""
     out_of_memory: str | None = None
-    """What to change where the GPU's memory is full, from what was predicted."""
+    """What to change if the GPU's memory is full, from what was predicted."""
     file: Path | None = None
     """The failure file."""
     foretold: str = ""
-    """What the file holds of a failure that is yet to come."""
+    """What the file says of a failure that is yet to come."""
 
     def enter(self, doing: str) -> None:
         """A phase begins."""
@@ -70,7 +70,7 @@ OTHER_RANK = Cause(
     "another rank ended without a message, or is late: see which host's log ends first. A process is killed where its host's memory "
     "is full; one that is busy alone for long needs a larger process_group_minutes",
 )
-"""What torch.distributed raises where the fault is not this rank's own."""
+"""What torch.distributed raises if the fault is not this rank's own."""
 
 GPU_FULL = Cause(
     r"CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED|\bOutOfMemoryError\b",
@@ -106,9 +106,9 @@ CAUSES = (
 
 @contextlib.contextmanager
 def failure_file(path: Path) -> Iterator[None]:
-    """Write an exception's end to the failure file and let it go on. The first process of a host to fail is the one that is heard.
+    """Write an exception to the failure file and re-raise it. Of a host's processes only the first one to fail writes.
 
-    A process that native code ends, by SIGABRT or SIGSEGV, leaves its Python stack on standard error.
+    A process that native code ends, by SIGABRT or SIGSEGV, prints its Python stack to standard error.
     """
     progress.file = path
     if not faulthandler.is_enabled():
@@ -124,7 +124,7 @@ def failure_file(path: Path) -> Iterator[None]:
 
 
 def foretell(text: str) -> None:
-    """Write down a failure that will end this process without a word. An exception that comes after all takes its place."""
+    """Record a failure that will end this process silently. If an exception is raised after all, it takes its place."""
     progress.foretold = f"{text}\n{_where()}\n"[: LIMIT - len(FORETOLD)] + FORETOLD
     sys.stderr.write(progress.foretold)
     sys.stderr.flush()
@@ -133,7 +133,7 @@ def foretell(text: str) -> None:
 
 
 def take_back() -> None:
-    """Remove what this process foretold, since it goes on."""
+    """Remove what this process foretold, because it goes on."""
     foretold, progress.foretold = progress.foretold, ""
     file = progress.file
     if foretold and file is not None:
@@ -143,7 +143,7 @@ def take_back() -> None:
 
 
 def _write_first(path: Path, text: str) -> None:
-    """Write what nobody on this host has written yet. Where that fails there is no file: an empty one would keep the others silent."""
+    """Write the text unless a process of this host already did. If that fails no file is left: an empty one would silence the others."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = open(path, "x", encoding="utf-8")  # noqa: SIM115  # whether it is new decides what is done about a failure
@@ -174,7 +174,7 @@ def describe(error: Exception, rank: str) -> str:
     own_cause = next((cause.text for cause in CAUSES if re.search(cause.pattern, head)), None)
     if own_cause is GPU_FULL.text and progress.out_of_memory:
         own_cause = f"the GPU's memory is full. {progress.out_of_memory}"
-    # torch's errors of the kind are RuntimeErrors; a connection to S3 that breaks is none
+    # torch raises these as RuntimeErrors; a connection to S3 that breaks is none
     from_another = own_cause is None and isinstance(error, RuntimeError) and re.search(OTHER_RANK.pattern, head)
     reported = (
         progress.report_first("" if from_another else f"{head[: LIMIT // 4]} ({where})")
@@ -191,7 +191,7 @@ def describe(error: Exception, rank: str) -> str:
 
 
 def _other_rank(reported: str | None) -> str:
-    """Why another rank's fault shows here, from what the first one to fail reported."""
+    """Why another rank's fault shows here, from the report of the first one to fail."""
     if reported is None:
         return "rank 0, which records the first failure, has ended too: see its host's log"
     return f"the first to fail was {reported}" if reported else OTHER_RANK.text
@@ -210,7 +210,7 @@ def _steps() -> str:
 
 
 def _memory() -> str:
-    """This process's memory, and its GPU's where it uses one, in GiB."""
+    """This process's memory, and its GPU's if it uses one, in GiB."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     text = f"process memory at most {peak / 2**30:.1f} GiB"
     with contextlib.suppress(Exception):  # no torch, or half of it; or a broken device, which answers nothing
@@ -223,7 +223,7 @@ def _memory() -> str:
 
 
 def _message(error: Exception) -> str:
-    """What an exception says; one from a DataLoader's worker says it at the end of the traceback that it has for a message."""
+    """An exception's message; one from a DataLoader's worker has it at the end of the traceback that it carries as message."""
     text = str(error)
     if "\nOriginal Traceback" not in text:
         return text

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 NAME, NUMBER = r"[A-Za-z_/0-9]+", r"-?(?:\d+\.?\d*|nan|inf)"
-"""Regular expressions of what a metric line consists of, after its place."""
+"""Regular expressions for a metric line's names and numbers, after its epoch and step."""
 
 LINE = (
     r"^epoch (?P<epoch>\d+)/(?P<epochs>\d+) step (?P<step>\d+)/(?P<steps>\d+)"
@@ -39,7 +39,7 @@ class Metric(NamedTuple):
     is_curve: bool = False
     """Whether the launcher keeps every value, not only the latest."""
     phase: str = ""
-    """The phase whose seconds it is."""
+    """The phase whose seconds it reports."""
 
     @property
     def expression(self) -> str:
@@ -53,7 +53,7 @@ class Phase(NamedTuple):
     name: str
     meaning: str
     on_host: bool = False
-    """Whether the host's clock measures it, also where the steps run on a GPU."""
+    """Whether the host's clock measures it, even if the steps run on a GPU."""
     inside: str = ""
     """The phase that it is a part of."""
     computes: bool = False
@@ -153,7 +153,7 @@ PHASES = (
     Phase("grad_sync", "Gradients are exchanged after the backward pass is over on this rank", inside="backward"),
     Phase("optimizer", "Gradients are clipped and the optimizer steps", computes=True),
 )
-"""Parts of a step, in their order. The kit's scripts have no `augment`, no `buffer_sync` and no `forward`; a script of one's own may."""
+"""Parts of a step, in their order. The kit's scripts have no `augment`, no `buffer_sync` and no `forward`; a user's script may."""
 
 START = {
     "imports": "Python, imports, and the processes finding each other",
@@ -165,7 +165,7 @@ START = {
     "checkpoint": "reading a checkpoint",
     "first_step": "the first batch and the first step, with what it compiles",
 }
-"""Parts of the time from a process's start to the end of its first step, in their order, and what passes in each."""
+"""Parts of the time from a process's start to the end of its first step, in their order, and what happens in each."""
 
 PAUSES = ("evaluate", "checkpoint")
 """What happens between two steps, in its order; a rank's timeline has a line for each."""
@@ -175,7 +175,7 @@ STEP_LINE = tuple(f"{phase.name}_s" for phase in PHASES if any(metric.phase == p
 
 
 OF_EACH = (ACCURACY, LOSS, TEACHER_TOP1, VALIDATION_LOSS, TEACHER_KL, TOP5_ACCURACY, TEACHER_TOP5)
-"""What a line says of each of several models, by weight: SageMaker is asked for the first ones. The rest of them is in metrics.jsonl."""
+"""What a line shows of each of several models, most important first: SageMaker is asked for the first ones. metrics.jsonl has the rest."""
 
 SAGEMAKER_AT_MOST = 40
 """Metric definitions of a training job:
@@ -186,16 +186,16 @@ def of_model(model: str, name: str) -> str:
     """A metric's name in a line and in metrics.jsonl.
 
     Args:
-        model: the name of one of several that a run trains; empty: it trains one alone.
+        model: the model's name if a run trains several; empty if it trains one alone.
     """
     return f"{model}/{name}" if model else name
 
 
 def line_of(found: Mapping[str, Mapping[str, float]]) -> tuple[dict[str, float], dict[str, float]]:
-    """What a line says of the models, and what is left to metrics.jsonl.
+    """The models' metrics in a line, and those that only metrics.jsonl has.
 
-    One model has its metrics under their names. Several have them under `model/name`; the name alone is then their mean, so that
-    whoever reads the line by it sees one curve.
+    One model's metrics keep their names. Those of several are under `model/name`; the name alone is then their mean, so that
+    whoever reads a line by that name sees one curve.
 
     Args:
         found: by the model's name, numbers by the metric's.
@@ -215,7 +215,7 @@ def sagemaker_metrics(models: Sequence[str] = ()) -> dict[str, str]:
     """A training job's metrics: name -> regular expression.
 
     Args:
-        models: the names of several that the job trains. Of each, as many metrics as there is room for; MFU makes some.
+        models: the names if the job trains several. Each gets as many metrics as there is room for; MFU is left out to make some.
     """
     left_out = (MFU,) if models else ()
     asked = {

@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Reporter:
-    """Writes a run's numbers, or nothing on other ranks than 0."""
+    """Writes a run's numbers on rank 0, and nothing on other ranks."""
 
     def __init__(self, folder: Path, *, active: bool):
         self._folder, self._active, self._lost_some = folder, active, False
@@ -39,14 +39,14 @@ class Reporter:
         values: Mapping[str, float],
         unsaid: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """One metric line, and the same numbers at full precision in metrics.jsonl; there also those that no line needs."""
+        """One metric line, and the same numbers at full precision in metrics.jsonl, with `unsaid` ones that no line needs."""
         if not self._active:
             return
         write_line(metric_line(epoch, epochs, step, steps, values))
         try:
             with open(self._folder / "metrics.jsonl", "a", encoding="utf-8") as file:
                 file.write(json.dumps({"rank": 0, "epoch": epoch, "step": step, **values, **unsaid}) + "\n")
-        except OSError as error:  # no reason to end a training, whose lines have the numbers too
+        except OSError as error:  # no reason to end training: its lines have the numbers too
             if not self._lost_some:
                 write_line(f"metrics.jsonl lacks step {step}, and maybe later ones: {error}")
             self._lost_some = True
@@ -66,9 +66,9 @@ def metric_line(epoch: int, epochs: int, step: int, steps: int, values: Mapping[
 
 
 def write_line(text: str) -> None:
-    """One write a line: the toolkit reads the stream in chunks, and a line in two writes can arrive as two.
+    """Write a line in one call: the toolkit reads the stream in chunks, and a line in two writes can arrive as two.
 
-    A file's name may hold what the stream cannot encode. An escape stands for it: a name must not end a run.
+    Characters that the stream cannot encode, as in a file's name, are escaped: a name must not end a run.
     """
     encoding = sys.stdout.encoding or "utf-8"
     sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
@@ -76,7 +76,7 @@ def write_line(text: str) -> None:
 
 
 def _decimal(value: float) -> str:
-    """A number without an exponent: four decimals, more where it is small, one where it is large."""
+    """A number without an exponent: four decimals, more if it is small, one if it is large."""
     if value != value or abs(value) == float("inf"):
         return str(value)
     if abs(value) >= 0.1:

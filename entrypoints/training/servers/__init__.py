@@ -1,1 +1,1 @@
-"""Hosts that prepare images for those that train: their cluster, its servers, and what a training process asks of them."""
+"""Hosts that prepare images for the training hosts: their cluster, its servers, and what a training process asks of them."""

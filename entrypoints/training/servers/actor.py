@@ -1,4 +1,4 @@
-"""A server: the training images of its host, parts of batches made of them, and a frozen teacher's logits where there is one."""
+"""A server: makes parts of batches from its host's training images, and gives a frozen teacher's logits if there is one."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from training.data.batches import SampleKey
 
 
 class Images(Protocol):
-    """Training images that any host makes alike."""
+    """Training images that any host makes identically."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, draw: SampleKey, /) -> Any:
-        """An item of a batch. Where there is `begin_batch`, what that gives is asked instead for the items of one batch."""
+        """An item of a batch. If there is `begin_batch`, what it returns is called for the items of one batch instead."""
 
     def listing(self) -> str:
-        """What tells these images, in their order, from others."""
+        """What identifies these images, in their order."""
 
 
 class AboutTeacher(NamedTuple):
-    """Which teacher there is."""
+    """Identifies a teacher."""
 
     name: str
     parameters: int
     digest: str
-    """Of all that its logits depend on but the images."""
+    """Of everything but the images that its logits depend on."""
 
 
 class Teacher(Protocol):
-    """A frozen teacher: a server's own, or as a training process asks servers for it."""
+    """A frozen teacher: a server's own, or the servers' as a training process asks them for it."""
 
     def about(self) -> AboutTeacher: ...
 
@@ -43,7 +43,7 @@ class Teacher(Protocol):
         """Images uint8 (batch, channels, height, width) -> logits float32 (batch, classes), on the device of the images."""
 
     def taught(self, batch: Any) -> Any:
-        """A batch with its images' logits: a NamedTuple with one field more, the last."""
+        """A batch with its images' logits: a NamedTuple with one more field, the last."""
 
 
 class Opened(NamedTuple):
@@ -51,17 +51,17 @@ class Opened(NamedTuple):
 
     images: Images
     collate: Callable[[list[Any]], Any]
-    """Makes a batch of items: a NamedTuple of tensors, each with the batch's images first."""
+    """Collates items into a batch: a NamedTuple of tensors whose first dimension is the batch's images."""
     teacher: Callable[[int], Teacher] | None = None
     """Opens the teacher of a server, by the server's index on its host. None: there is none."""
 
 
 Open = Callable[[], tuple[Any, ...]]
-"""Opens what Opened has, on the host where it is called; travels there."""
+"""Opens what Opened holds, on the host that it is sent to."""
 
 
 class PartFailed(Exception):
-    """A part could not be made; the server is there. The message says why."""
+    """A part could not be made; the server is alive. The message says why."""
 
 
 class ServerFailed(Exception):
@@ -69,20 +69,20 @@ class ServerFailed(Exception):
 
 
 class Part(NamedTuple):
-    """A part of a batch, as it travels."""
+    """A part of a batch, as it is sent."""
 
     seconds: float
-    """That making it took."""
+    """Time that making it took."""
     teacher_seconds: float
     """Of these, the teacher's."""
     batch: type[Any]
-    """Of what the batch is: a NamedTuple of tensors."""
+    """The batch's type: a NamedTuple of tensors."""
     fields: list[np.ndarray]
-    """Those of the batch, each with the part's images first."""
+    """The batch's fields; the first dimension is the part's images."""
 
 
 class About(NamedTuple):
-    """What a server says of itself."""
+    """A server's description of itself."""
 
     images: int
     listing: str
@@ -90,7 +90,7 @@ class About(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A teacher's logits for images that came from elsewhere, as they travel."""
+    """A teacher's logits for images that came from elsewhere, as they are sent."""
 
     digest: str
     """Of the teacher."""
@@ -113,7 +113,7 @@ class ImageServer:
         self._loading = threading.Lock()
 
     def about(self) -> About:
-        """What is served here, for those who compare it with what they would make.
+        """What is served here, for clients to compare with what they would make.
 
         Raises:
             ValueError: there is no such teacher as the settings ask for.
@@ -122,7 +122,7 @@ class ImageServer:
         return self._about if teacher is None else self._about._replace(teacher=teacher.about())
 
     def make(self, draws: list[SampleKey]) -> Part:
-        """A part of a batch."""
+        """Make a part of a batch."""
         return made(self._opened, draws, self._own_teacher())
 
     def teach(self, images: np.ndarray) -> Answer:
@@ -132,7 +132,7 @@ class ImageServer:
         return Answer(teacher.about().digest, teacher(torch.tensor(images)).numpy())
 
     def _own_teacher(self) -> Teacher | None:
-        """Loaded when it is first asked for: where that fails, whoever asks gets the reason, and not a dead server."""
+        """The teacher, loaded on first use: if that fails, the caller gets the reason, and not a dead server."""
         with self._loading:
             if self._teacher is None and self._opened.teacher is not None:
                 self._teacher = self._opened.teacher(self._index)
@@ -140,10 +140,10 @@ class ImageServer:
 
 
 def made(opened: Opened, draws: list[SampleKey], teacher: Teacher | None = None) -> Part:
-    """A part of a batch, made here.
+    """Make a part of a batch here.
 
     Args:
-        teacher: gives its logits too.
+        teacher: adds its logits.
     """
     started = time.perf_counter()
     begin = getattr(opened.images, "begin_batch", None)

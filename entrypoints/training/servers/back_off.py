@@ -5,14 +5,14 @@ from __future__ import annotations
 from training.runtime.back_off import doubling
 
 BACK_OFF, LONGEST_BACK_OFF = 1.0, 60.0
-"""Seconds until it is asked again after a first failure, twice as long after each further one; and at most."""
+"""Seconds until it is asked again after a first failure, doubled with each further one; and at most."""
 
 SAID = (1, 4)
-"""The first failure, and the one from which it is more than an episode."""
+"""The first failure, and the one that makes it more than an episode."""
 
 
 def pause_after(failures: int) -> float:
-    """Seconds after that many failures in a row."""
+    """Seconds to pause after that many failures in a row."""
     return doubling(failures, BACK_OFF, LONGEST_BACK_OFF)
 
 

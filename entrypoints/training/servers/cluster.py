@@ -1,4 +1,4 @@
-"""The training hosts' side of the cluster: where servers are started, found, asked and heard."""
+"""The training hosts' side of the cluster: starts and finds servers, sends requests and receives answers."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from training.servers.actor import About, Answer, ImageServer, Open, Part, PartF
 from training.servers.ray_node import SERVES
 
 THREADS = 4
-"""Of a server: more of them wait for Python's lock."""
+"""Per server; more would wait for Python's lock."""
 
 AT_MOST = 32
-"""Servers that a training process asks where there are many: 128 threads."""
+"""Servers that a training process asks if there are many: 128 threads."""
 
 PREFIX = "images/"
 
 FIRST_BACK_OFF, LONGEST_BACK_OFF = 10.0, 120.0
-"""Seconds until a server that did not start is started again; twice as long after each further try."""
+"""Seconds until a server that did not start is started again, doubled with each further try; and at most."""
 
 LOOK_SECONDS = 2.0
-"""Between two looks at which hosts are there."""
+"""Between two polls of the list of hosts."""
 
 
 class Placement:
-    """Starts servers on every host that joins, as many as it has cores for. One process of the job has it.
+    """Starts servers on every host that joins, as many as it has cores for. One process of the job holds it.
 
-    Ray starts a server anew whose process died; one that could not open its images, or lost its host, is started anew here.
+    Ray restarts a server whose process died; one that could not open its images, or lost its host, is restarted here.
     """
 
     def __init__(self, open_images: Open, say: Callable[[str], None]):
         self._open, self._say, self._ended = open_images, say, threading.Event()
-        self._handles: dict[str, ActorHandle[Any]] = {}  # a server lives as long as one refers to it
+        self._handles: dict[str, ActorHandle[Any]] = {}  # a server lives as long as a handle refers to it
         self._tries: dict[str, int] = {}
         self._next: dict[str, float] = {}
         self._thread = threading.Thread(target=self._look, name="server placement", daemon=True)
@@ -69,7 +69,7 @@ class Placement:
             self._ended.wait(LOOK_SECONDS)
 
     def _start_missing(self, one: Mapping[str, Any], there: set[str]) -> None:
-        """Start the servers of a host that are not there."""
+        """Start a host's missing servers."""
         now = time.monotonic()
         for index, (name, threads) in enumerate(servers_of(one)):
             if name in there or now < self._next.get(name, 0.0):
@@ -88,7 +88,7 @@ class Placement:
 
 
 def servers_of(one: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """The servers of a host, as Ray describes it: name and threads of each, THREADS at most, a thread for each core."""
+    """The servers of a host, as Ray describes it: each one's name and threads, THREADS at most, one thread per core."""
     cores = int(one["Resources"].get("CPU", 1))
     count = math.ceil(cores / THREADS)
     each = [cores // count + (index < cores % count) for index in range(count)]
@@ -99,9 +99,9 @@ def servers_of(one: Mapping[str, Any]) -> list[tuple[str, int]]:
 
 
 def share(names: Sequence[str], rank: int, size: int) -> list[str]:
-    """The servers that one of `size` training processes asks: all of a few, else AT_MOST or more, so that every server has its processes.
+    """The servers that one of `size` training processes asks: all if there are few, else AT_MOST or more, so that each is asked by some.
 
-    Each process may hold a connection to each of its servers: 1,024 processes and 2,048 servers would have two million.
+    Each process may hold a connection to each of its servers: 1,024 processes and all of 2,048 servers would have two million.
     """
     count = max(AT_MOST, math.ceil(len(names) / size))
     if len(names) <= count:
@@ -111,16 +111,16 @@ def share(names: Sequence[str], rank: int, size: int) -> list[str]:
 
 
 class RayServers:
-    """Servers as a training process asks them. Tickets are Ray's object references."""
+    """The servers as a training process sees them. Tickets are Ray's object references."""
 
     def __init__(self, rank: int, size: int) -> None:
         self._rank, self._size = rank, size
         self._handles: dict[str, ActorHandle[Any]] = {}
         self.part = 1.0
-        """Of the threads of all servers: those of this process's share."""
+        """This process's share of all servers' threads."""
 
     def names(self) -> Mapping[str, int] | None:
-        """Those of this process's share that were started and may live, with the threads of each. None: the head does not answer."""
+        """This process's share of the servers that were started and may live, with each one's threads. None: the head does not answer."""
         with contextlib.suppress(ray.exceptions.RayError):
             found = [name for name in ray.util.list_named_actors() if name.startswith(PREFIX)]
             threads = {name: int(name.split("/")[3]) for name in found}
@@ -130,7 +130,7 @@ class RayServers:
         return None
 
     def about(self, server: str) -> Any:
-        """A ticket for what a server says of itself. Whoever has its name by now is asked: it may be another one than before."""
+        """A ticket for a server's description of itself. It asks whoever has that name now, which may be another server than before."""
         self._handles.pop(server, None)
         return self._handle(server).about.remote()
 
@@ -151,7 +151,7 @@ class RayServers:
         return self._handle(server).teach.remote(images)
 
     def done(self, tickets: Sequence[Any], seconds: float) -> list[Any]:
-        """Those that can be redeemed: as soon as there is one, or none when the time is over."""
+        """Tickets that can be redeemed, as soon as there is one; none when the time is over."""
         if not tickets:
             return []
         done, _ = ray.wait([*tickets], num_returns=1, timeout=seconds)
@@ -160,10 +160,10 @@ class RayServers:
         return list(ray.wait([*tickets], num_returns=len(tickets), timeout=0)[0])
 
     def redeem(self, ticket: Any) -> Part | About | Answer:
-        """What was asked for. Its arrays are read-only: of a large part they lie in shared memory as long as anything refers to them.
+        """The answer to a request. Its arrays are read-only; those of a large part stay in shared memory while anything refers to them.
 
         Raises:
-            PartFailed: it failed there; its cause is an instance of what was raised there.
+            PartFailed: the request failed on the server; the cause is an instance of what was raised there.
             ServerFailed: the server died.
         """
         try:
@@ -184,6 +184,6 @@ class RayServers:
 
 
 def _why(error: Exception) -> str:
-    """The last line says it; those before are Ray's own stack."""
+    """The last line of an error; those before it are Ray's own stack."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

@@ -12,7 +12,7 @@ from launcher_observer.contract import contract_value
 from training.runtime.environment import training_hosts
 
 DEFAULT_PORT = 6379
-"""Where servers and trainers meet, on the first training host, unless TRAINING_SERVERS_PORT says otherwise: Ray's own choice
+"""Port where servers and trainers meet, on the first training host, unless TRAINING_SERVERS_PORT sets another: Ray's default
 (https://docs.ray.io/en/latest/ray-core/configure.html#ports-configurations)."""
 
 
@@ -33,7 +33,7 @@ class Groups:
 
     @property
     def is_head(self) -> bool:
-        """Whether the others meet at this host."""
+        """Whether the others connect to this host."""
         return self.host == self.training[0]
 
     @property
@@ -47,7 +47,7 @@ class Groups:
 
 
 def read_groups(environ: Mapping[str, str] = os.environ) -> Groups:
-    """The groups as SageMaker's contract says them."""
+    """The groups as SageMaker's contract gives them."""
     host = environ.get("SM_CURRENT_HOST", "algo-1")
     hosts = contract_value(environ, "SM_HOSTS", [host])
     training = tuple(training_hosts(environ)) or (host,)
@@ -56,7 +56,7 @@ def read_groups(environ: Mapping[str, str] = os.environ) -> Groups:
 
 
 def address_of(host: str) -> str:
-    """A host's IPv4 address; 127.1.0.1 for 127.0.0.1, in whose place Ray would put an address that other machines reach.
+    """A host's IPv4 address; 127.1.0.1 for 127.0.0.1, which Ray would replace with an address that other machines can reach.
 
     Raises:
         OSError: its name has none.

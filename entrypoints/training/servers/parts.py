@@ -1,4 +1,4 @@
-"""Batches in the making, and the parts that they are asked for in."""
+"""Pending batches, and the parts in which they are requested."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from training.runtime import accelerator
 from training.servers.actor import Part
 
 PART = 16
-"""Images that are asked for at once, and a few more where their views come together. Even, since mixing pairs neighbours, which are then
+"""Images per request, and a few more if their views come together. Even, since mixing pairs neighbours, which are then
 decoded once."""
 
 
 @dataclass(eq=False)
 class PendingPart:
-    """A part of a batch that is not there yet."""
+    """A part of a batch that has not arrived yet."""
 
     batch: PendingBatch
     first: int
@@ -31,10 +31,10 @@ class PendingPart:
 
 
 class PendingBatch:
-    """One batch in the making.
+    """A batch that is being made.
 
     Args:
-        device: that gets the batch; where it is a GPU, the tensors are pinned.
+        device: gets the batch; if it is a GPU, the tensors are pinned.
     """
 
     def __init__(self, draws: list[SampleKey], device: torch.device):

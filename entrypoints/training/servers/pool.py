@@ -1,7 +1,7 @@
-"""Batches made by servers: who makes which part, in which order they come, and what happens where a server fails.
+"""Batches made by servers: which server makes which part, in what order they come, and what happens if a server fails.
 
-The order, the draws and what is on its way are the training process's own. A part is asked for again, of another server, where its
-server failed or takes far longer than usual; the first answer counts, and all answers are alike.
+The order, the draws and what is in flight are kept by the training process. A part is requested again, from another server, if its
+server failed or takes far longer than usual; the first answer counts, and all answers are identical.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ from training.servers.parts import PART, PendingBatch, PendingPart
 from training.servers.proof import Proof
 
 QUEUED = 2
-"""Parts that wait at a server beside those in its threads, so that it never waits for the next."""
+"""Parts that wait at a server besides those in its threads, so that it never waits for the next."""
 
 LEAST_BATCHES = 2
-"""Batches on their way, at least."""
+"""Batches in flight, at least."""
 
 MOST_BYTES = 2**30
-"""Of batches on their way, but for LEAST_BATCHES."""
+"""Of batches in flight, though LEAST_BATCHES are always allowed."""
 
 LATE, LEAST_LATE = 5.0, 2.0
-"""A part is late after that many times what parts take, and at least that many seconds."""
+"""A part is late after this multiple of what parts take, and at least this many seconds."""
 
 LOST_SECONDS = 60.0
-"""A server that has not answered for that long is put aside, with what it was asked for; longer where many processes ask it."""
+"""A server that has not answered for this long is put aside, with its requests; longer if many processes ask it."""
 
 FEW_ASKERS, MOST_ASKERS = 8, 64
-"""Processes up to which that is long enough, and how many count: each has six parts at a server of four threads, so that one of 64 waits
-for 95 turns, and one of 8 for 11, of 5 s each."""
+"""Processes up to which that is long enough, and how many count at most: each has six parts at a server of four threads, so one of 64
+waits for 95 turns, and one of 8 for 11, of 5 s each."""
 
 LOOK_SECONDS = 5.0
-"""Between two looks of a training process at which servers there are; a fifth of it while there are none."""
+"""Between a training process's polls of the list of servers; a fifth of it while there are none."""
 
 LOOKS = 50.0
-"""Such looks a second that the head answers in all: where there are more processes than that allows, each looks more rarely."""
+"""Such polls per second that the head answers in all: with more processes than that allows, each polls less often."""
 
 IN_A_ROW = 3
-"""Parts that a server could not make and this process then could, one after another, from which it is put aside: one alone may be an
+"""Consecutive parts that a server could not make and this process then could, after which the server is put aside: a single one may be an
 episode."""
 
 
 class Servers(Protocol):
-    """Those that can be asked."""
+    """The servers that can be asked."""
 
     def names(self) -> Mapping[str, int] | None: ...
     def about(self, server: str) -> Any: ...
@@ -63,7 +63,7 @@ class Servers(Protocol):
 
 
 class NoServers(ConnectionError):
-    """No server is left, and the settings do not let the run go on without."""
+    """No server is left, and the settings do not let the run go on without one."""
 
 
 @dataclass
@@ -73,19 +73,19 @@ class Counts:
     images: int = 0
     """Received from servers."""
     alone: int = 0
-    """Made here, with no server left or where one failed at them."""
+    """Made here, because no server was left or one failed at them."""
     megabytes: float = 0.0
     server_seconds: float = 0.0
     """Of one thread of a server, for these images."""
     teacher_seconds: float = 0.0
     """Of these, the teacher's."""
     waited_seconds: float = 0.0
-    """From asking for a part to having it, over all parts."""
+    """From requesting a part to having it, over all parts."""
     receiving_seconds: float = 0.0
     """CPU time of this process's thread that asks and receives."""
     failures: int = 0
     late: int = 0
-    """Parts that were asked for twice because the first answer did not come."""
+    """Parts requested twice because the first answer did not come."""
 
 
 class _Request(NamedTuple):
@@ -102,7 +102,7 @@ class _Server:
     asked: dict[Any, _Request] = field(default_factory=dict)
     """By ticket."""
     proof: Any = None
-    """The ticket of what it serves, then of images that it has to make as this process does. None: neither is under way."""
+    """Ticket for its description, then for images that it has to make as this process does. None: neither is pending."""
     proof_draws: list[SampleKey] = field(default_factory=list)
     heard: float = 0.0
     """When it last answered, or was first asked."""
@@ -111,28 +111,28 @@ class _Server:
     unmade: int = 0
     """Parts in a row that it could not make and this process could, since it was last put aside."""
     until: float = 0.0
-    """It is not asked before."""
+    """It is not asked before this time."""
     seconds: float | None = None
-    """From asking to an answer, of late. None: it has not answered yet."""
+    """Moving average from request to answer. None: it has not answered yet."""
 
     def has_room(self, now: float) -> bool:
         return self.state == "live" and now >= self.until and len(self.asked) < self.threads + QUEUED
 
 
 class Pool:
-    """What one training process asks of servers, in the thread of one Stream at a time.
+    """A training process's requests to servers, in the thread of one Stream at a time.
 
     Args:
         servers: those that can be asked.
-        opened: the images as this process has them, to compare with and to go on alone.
+        opened: this process's own images, to compare with and to go on alone.
         go_on: whether this process makes the images itself while there is no server.
-        patience: seconds that parts wait without any server until it does, or fails.
-        first_patience: the same until there has been a server, where the run is not to go on.
-        threads: of this process, for that.
-        device: that gets the batches.
+        patience: seconds that parts wait without any server before it does, or fails.
+        first_patience: the same before there has been any server, if `go_on` is false.
+        threads: of this process, for making images.
+        device: gets the batches.
         processes: training processes of the job.
         say: logs what happens to servers.
-        teacher: asks servers for the teacher's logits of images that this process makes itself; a server with another one is refused.
+        teacher: asks servers for the teacher's logits of images that this process makes itself; a server with another teacher is refused.
             None: servers have none.
     """
 
@@ -154,7 +154,7 @@ class Pool:
         self.waiting: deque[PendingPart] = deque()
         """Parts that nobody makes yet."""
         self._unmade: dict[PendingPart, list[tuple[_Server, PartFailed]]] = {}
-        """Parts that this process makes since servers could not: which, and why."""
+        """Parts that this process makes because servers could not: which ones, and why."""
         self._ask, self._opened, self._go_on, self._say = servers, opened, go_on, say
         self._patience, self._first_patience, self._teacher = patience, first_patience, teacher
         self._servers: dict[str, _Server] = {}
@@ -175,19 +175,19 @@ class Pool:
         return any(one.asked or one.proof is not None for one in self._servers.values())
 
     def window(self) -> int:
-        """Batches on their way at most: enough for every server, in bounded memory."""
+        """Batches in flight at most: enough for every server, in bounded memory."""
         slots = sum(one.threads + QUEUED for one in self.live)
         wanted = 1 + -(-slots * PART // self._batch_images)
         room = int(MOST_BYTES / (self._image_bytes * self._batch_images)) if self._image_bytes else LEAST_BATCHES
         return max(LEAST_BATCHES, min(wanted, room))
 
     def ask_for(self, batch: PendingBatch) -> None:
-        """Let a batch be made, after those before it."""
+        """Queue a batch after those before it."""
         self._batch_images = sum(len(part.draws) for part in batch.parts)
         self.waiting.extend(batch.parts)
 
     def look(self) -> None:
-        """Meet new servers, and let go of those that are gone."""
+        """Find new servers, and drop those that are gone."""
         now = time.monotonic()
         if now - self._looked >= self._look_seconds / (1 if self.live else 5):
             self._looked = now
@@ -197,7 +197,7 @@ class Pool:
                 self._prove(server)
 
     def assign(self) -> None:
-        """Ask for what waits, of those servers that answer soonest."""
+        """Request waiting parts from the servers that answer soonest."""
         now = time.monotonic()
         free = [one for one in self.live if one.has_room(now)]
         while self.waiting and free:
@@ -210,7 +210,7 @@ class Pool:
             free = [one for one in free if one.has_room(now)]
 
     def receive(self, seconds: float) -> list[PendingPart]:
-        """Take what servers have made, and wait no longer for it; what a server lost waits again. Returns parts that one could not make."""
+        """Take what servers have made, waiting at most `seconds`; parts that a server lost wait again. Returns parts one could not make."""
         requests = {ticket: server for server in self._servers.values() for ticket in server.asked}
         proofs = {server.proof: server for server in self._servers.values() if server.proof is not None}
         unmade: list[PendingPart] = []
@@ -245,7 +245,7 @@ class Pool:
         return unmade
 
     def hurry(self) -> None:
-        """Ask another server for what is late, and put aside those that do not answer at all."""
+        """Request late parts from another server, and put aside servers that do not answer at all."""
         now, lost = time.monotonic(), lost_seconds(self._processes)
         for server in self._servers.values():
             if (server.asked or server.proof is not None) and now - server.heard > lost:
@@ -262,7 +262,7 @@ class Pool:
         """Whether parts have waited too long without any server that can be asked, so that this process makes them.
 
         Raises:
-            NoServers: and the run is not to go on.
+            NoServers: they have, and `go_on` is false.
         """
         now = time.monotonic()
         if any(one.asked or now >= one.until for one in self.live):
@@ -286,11 +286,11 @@ class Pool:
         return True
 
     def make_here(self, draws: list[SampleKey]) -> Part:
-        """A part of a batch, by this process. In any thread."""
+        """Make a part of a batch in this process, in any thread."""
         return made(self._opened, draws, self._teacher)
 
     def made_here(self, part: PendingPart, found: Part) -> None:
-        """Take a part that this process made. Servers that could not are at fault only if it replaced no image, which fails anywhere."""
+        """Take a part made by this process. Servers that failed at it are charged only if it replaced no image; broken ones always fail."""
         could_not = self._unmade.pop(part, [])
         if could_not and _is_as_drawn(part, found):
             for server, error in could_not:
@@ -300,7 +300,7 @@ class Pool:
             self.counts.alone += len(part.draws)
 
     def forget(self) -> None:
-        """An iteration is over: what is still asked for is not waited for."""
+        """End an iteration, without waiting for pending requests."""
         self.waiting.clear()
         self._unmade.clear()
         for server in self._servers.values():
@@ -338,7 +338,7 @@ class Pool:
         self._image_bytes = size / len(part.draws)
 
     def _fail(self, server: _Server, error: Exception) -> None:
-        """Let a server go until it proves itself anew, and put what it was asked for back in front."""
+        """Drop a server until it proves itself anew, and put its parts back at the front."""
         self._put_aside(server, error)
         server.state = "new"
         for part, _ in reversed([*server.asked.values()]):
@@ -355,8 +355,8 @@ class Pool:
             self._put_aside(server, error)
 
     def _put_aside(self, server: _Server, error: Exception) -> None:
-        """Ask a server nothing for a while."""
-        server.unmade = 0  # after it, one part says as little as before
+        """Pause requests to a server."""
+        server.unmade = 0  # afterwards, one part again says little
         if time.monotonic() < server.until:
             return  # for the same cause
         self.counts.failures += 1
@@ -367,7 +367,7 @@ class Pool:
             self._say(f"server {_place(server)} failed: {error}; it is asked again in {pause:.0f} s")
 
     def _prove(self, server: _Server) -> None:
-        """Ask a server for what it serves."""
+        """Ask a server what it serves."""
         try:
             server.proof = self._ask.about(server.name)
         except ServerFailed as error:
@@ -376,7 +376,7 @@ class Pool:
         server.state, server.heard = "proving", time.monotonic()
 
     def _compare(self, server: _Server) -> None:
-        """Take a server where it serves the same images and makes them alike; refuse it for good where it does not."""
+        """Accept a server if it serves the same images and makes them identically; else refuse it for good."""
         ticket, server.proof = server.proof, None
         try:
             found = self._ask.redeem(ticket)
@@ -403,17 +403,17 @@ class Pool:
 
 
 def lost_seconds(processes: int) -> float:
-    """Without an answer from a server that processes of a job ask, until it counts as gone. One that is killed is known at once."""
+    """Seconds without an answer until a server that `processes` of a job ask counts as gone. A killed one is known at once."""
     return LOST_SECONDS * max(1.0, min(processes, MOST_ASKERS) / FEW_ASKERS)
 
 
 def look_seconds(processes: int) -> float:
-    """Between two looks of one of a job's training processes."""
+    """Seconds between two polls of each of a job's training processes."""
     return max(LOOK_SECONDS, processes / LOOKS)
 
 
 def _is_as_drawn(part: PendingPart, found: Part) -> bool:
-    """Whether a part holds the very images that were drawn, and none in the place of a broken one."""
+    """Whether a part holds exactly the images that were drawn, with none in place of a broken one."""
     indices: list[int] = found.fields[found.batch._fields.index("indices")].tolist()
     return indices == [index for _, index in part.draws]
 

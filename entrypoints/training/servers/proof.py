@@ -1,4 +1,4 @@
-"""What a server has to prove before it counts: that it serves the images of the training process, and makes them alike."""
+"""What a server must prove before it is used: that it serves the training process's images, and makes them identically."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from training.data.batches import SampleKey
 from training.servers.actor import About, Opened, Part, Teacher, made
 
 PROOF = 3
-"""Images, others each time since one may be broken, that a server makes first, and this process too: a server counts only where both are
-equal, byte for byte."""
+"""Images that a server and this process make first, others each time, since one may be broken: a server is used only if both are equal,
+byte for byte."""
 
 OTHER_TEACHER = "it has another teacher than the server that was met first"
 
@@ -20,7 +20,7 @@ class Proof:
     """
     Args:
         opened: the images as the training process has them.
-        teacher: whose logits servers give too. None: they have none.
+        teacher: the one whose logits servers also give. None: they have none.
     """
 
     def __init__(self, opened: Opened, teacher: Teacher | None):
@@ -29,7 +29,7 @@ class Proof:
         self._random = random.Random(0)
 
     def other_images(self, found: About) -> str | None:
-        """In what a server differs that serves other images, or has another teacher; None: in nothing."""
+        """How a server's images, or its teacher, differ from this process's; None: they do not."""
         images = len(self._opened.images)
         if found.images != images:
             return f"it has {found.images:,} training images, this process {images:,}"
@@ -45,7 +45,7 @@ class Proof:
         return [(1, self._random.randrange(len(self._opened.images))) for _ in range(PROOF)]
 
     def other_pixels(self, draws: list[SampleKey], found: Part) -> str | None:
-        """That a server's images of these draws are not this process's; None: they are, byte for byte."""
+        """Why a server's images of these draws are not this process's; None: they are, byte for byte."""
         own = made(self._opened, draws)  # without the teacher's logits, which come last
         fields = len(own.fields) + (self._teacher is not None)
         same = fields == len(found.fields) and all(

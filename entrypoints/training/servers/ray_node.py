@@ -1,4 +1,4 @@
-"""One host's part of the Ray cluster in which servers live and images travel."""
+"""One host's part of the Ray cluster in which servers live and images are sent."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ SERVES = "serves"
 """The resource of a node on which servers run."""
 
 PARTS_GB = 2.0
-"""Of shared memory at most, for parts that do not fit into a reply."""
+"""Shared memory at most, for parts that do not fit into a reply."""
 
 SHARED_MEMORY = Path("/dev/shm")
 
 PART_IN_REPLY_BYTES = 2**26
-"""A part up to this size travels in the server's reply, from process to process; a larger one from store to store, by raylets, whose
-processes then copy it too."""
+"""Parts up to this size are sent in the server's reply, from process to process; larger ones from store to store, by raylets, whose
+processes then copy them too."""
 
 KEPT_BYTES = 2**25, 2**29
-"""Of a server's process: blocks up to the first size come from the heap, and free memory up to the second stays there. Without it, every
+"""In a server's process, blocks up to the first size come from the heap, and free memory up to the second stays there. Otherwise, every
 buffer of a part is given back to the kernel and comes back page by page (mallopt(3))."""
 
 LOOK_SECONDS = 0.5
 
 STARTS = 4
-"""Of a host's node."""
+"""Of a host's node, at most."""
 
 _END_SECONDS = 20
 _PARENT_DEATH = 1
@@ -62,7 +62,7 @@ def require_package() -> None:
 
 
 class RayNode:
-    """Ray's processes of this host, in a session of their own, so that a stop of this process's group leaves them; they end when it has."""
+    """This host's Ray processes, in a session of their own: a stop of this process's group leaves them; they end when this process has."""
 
     def __init__(self, options: list[str], groups: Groups, log: Path):
         self._command = [sys.executable, "-m", "ray.scripts.scripts", "start", *options]
@@ -72,18 +72,18 @@ class RayNode:
 
     @property
     def pid(self) -> int:
-        """Of the process that keeps the others."""
+        """Of the process that keeps the others running."""
         return self._process.pid
 
     def has_ended(self) -> bool:
-        """Whether the processes are gone, as where the head is."""
+        """Whether the processes are gone, as when the head is gone."""
         return self._process.poll() is not None
 
     def keep(self) -> None:
-        """Start the processes again where they have ended: on a busy host they take longer than the 30 s that Ray allows.
+        """Restart the processes if they have ended: on a busy host they take longer than the 30 s that Ray allows.
 
         Raises:
-            ConnectionError: they ended as often as STARTS says.
+            ConnectionError: they have ended STARTS times.
         """
         code = self._process.poll()
         if code is None:
@@ -110,7 +110,7 @@ class RayNode:
         if self._groups.serves:
             threshold, kept = KEPT_BYTES
             environment |= {"MALLOC_MMAP_THRESHOLD_": str(threshold), "MALLOC_TRIM_THRESHOLD_": str(kept)}
-            environment["OMP_NUM_THREADS"] = "1"  # of each thread of a server, whose teacher then adds up in one order
+            environment["OMP_NUM_THREADS"] = "1"  # per server thread, whose teacher then sums in one order
         libc = ctypes.CDLL(None)
 
         def with_parent() -> None:
@@ -124,20 +124,20 @@ class RayNode:
 
 @contextlib.contextmanager
 def node(groups: Groups, log: Path) -> Iterator[RayNode]:
-    """Ray's processes of this host, as long as the context lasts or this process lives. Those of the first training host are the head.
+    """This host's Ray processes, while the context lasts and this process lives. Those of the first training host are the head.
 
     Args:
-        log: gets what they print.
+        log: gets their output.
     """
     address = address_of(groups.host)
     head, port = groups.meeting_place
     options = ["--node-ip-address", address, "--num-gpus", "0", "--object-store-memory", str(_shared_memory())]
     options += ["--disable-usage-stats", "--block"]
-    # ports as the kernel gives them: of those that Ray would keep for itself (8265, 52365, 10002 to 19999) none could be the head's
+    # the kernel chooses the ports: none of those that Ray would keep for itself (8265, 52365, 10002 to 19999) could be the head's
     for name in ("min-worker", "max-worker", "dashboard", "dashboard-agent-listen"):
         options += [f"--{name}-port", "0"]
     with contextlib.ExitStack() as stack:
-        # of each host its own: hosts of one machine that start at once would take each other's sockets; a socket's path has at most
+        # one per host: hosts of one machine that start at once would take each other's sockets; a socket's path has at most
         # 107 characters, and Ray adds some 60
         place = tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True)
         options += ["--temp-dir", stack.enter_context(place)]
@@ -156,15 +156,15 @@ def node(groups: Groups, log: Path) -> Iterator[RayNode]:
 
 @contextlib.contextmanager
 def connected(groups: Groups, own: RayNode | None, wait_seconds: float, *, talks: bool) -> Iterator[None]:
-    """This process as a member of the cluster, through its own host's node.
+    """Connect this process to the cluster, through its own host's node.
 
     Args:
-        own: as `node` gives it; None where another process of this host has it.
+        own: as `node` gives it; None if another process of this host has it.
         talks: whether this process prints what servers print.
 
     Raises:
         TimeoutError: the node did not start in time.
-        ConnectionError: it ended, each time that it was started.
+        ConnectionError: it ended after every start.
     """
     _environment(groups, os.environ)
     import ray  # reads the environment
@@ -201,7 +201,7 @@ def connected(groups: Groups, own: RayNode | None, wait_seconds: float, *, talks
 
 
 def is_reachable(groups: Groups) -> bool | None:
-    """Whether something answers at the meeting place; None where that could not be found out, as where packets are lost."""
+    """Whether something answers at the meeting place; None if that is unknown, as when packets are lost."""
     try:
         socket.create_connection(groups.meeting_place, timeout=5).close()
     except ConnectionRefusedError:
@@ -229,7 +229,7 @@ def wait_for_head(groups: Groups, seconds: float) -> None:
 
 
 def _environment(groups: Groups, environ: dict[str, str] | os._Environ[str]) -> None:
-    """What Ray reads from the environment, in processes that it starts too."""
+    """Set what Ray reads from the environment, also in processes that it starts."""
     paths = [str(ENTRYPOINTS), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
     environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -237,7 +237,7 @@ def _environment(groups: Groups, environ: dict[str, str] | os._Environ[str]) -> 
     environ["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = "0"  # nobody waits for what a node still makes
     environ["RAY_max_direct_call_object_size"] = str(PART_IN_REPLY_BYTES)
     environ["RAY_task_rpc_inlined_bytes_limit"] = str(PART_IN_REPLY_BYTES)
-    # another job's cluster at the same address is not joined by mistake; it keeps nobody out who knows the job
+    # prevents joining another job's cluster at the same address by mistake; it keeps nobody out who knows the job
     job = environ.get("TRAINING_JOB_NAME") or environ.get("SM_HPS", "")
     environ["RAY_AUTH_MODE"] = "token"
     environ["RAY_AUTH_TOKEN"] = hashlib.sha256(f"{job} {groups.training} {groups.port}".encode()).hexdigest()

@@ -24,8 +24,8 @@ if TYPE_CHECKING:  # it imports ray, which other jobs lack
     from training.servers.cluster import RayServers
 
 PATIENCE = 30.0
-"""Seconds without a server until this process goes on alone, or fails. With teachers, half of process_group_minutes where that is more: a
-server that starts anew loads its teacher anew."""
+"""Seconds without a server until this process goes on alone, or fails. With teachers, half of process_group_minutes if that is longer: a
+restarted server reloads its teacher."""
 
 
 class RemoteLoader:
@@ -37,11 +37,11 @@ class RemoteLoader:
 
     def __iter__(self) -> Iterator[Any]:
         self.close()
-        self._stream = Stream(self._pool, iter(self._batches))  # which epoch it is, is settled here, as in a DataLoader
+        self._stream = Stream(self._pool, iter(self._batches))  # the epoch is fixed here, as in a DataLoader
         return iter(self._stream)
 
     def close(self) -> None:
-        """End what an iteration has on its way."""
+        """End an iteration and what it has in flight."""
         if self._stream is not None:
             self._stream.close()
 
@@ -62,7 +62,7 @@ class ImageServers:
         self._before = Counts()
 
     def asked(self, data: Data[Any, Any]) -> RayServers:
-        """The servers as this process asks them. They open the data when that is first called."""
+        """The servers as this process sees them. They open the data when this is first called."""
         from training.servers.cluster import Placement, RayServers
 
         assert data.elsewhere is not None, "every script's data can be opened on another host"
@@ -94,8 +94,8 @@ class ImageServers:
         return loader
 
     def window(self) -> dict[str, float]:
-        """What servers did for this process since the last call, for the timeline: its numbers are those of Counts; of now are `servers`
-        and `threads`, the live ones that this process asks, and `part`, which that is of all servers' threads."""
+        """What servers did for this process since the last call, for the timeline: the numbers of Counts; and, as of now, `servers` and
+        `threads`, the live ones that this process asks, and `part`, its share of all servers' threads."""
         if self._pool is None or self._servers is None:
             return {}
         now, before = replace(self._pool.counts), self._before
@@ -106,7 +106,7 @@ class ImageServers:
         return {"servers": len(live), "threads": threads, "part": self._servers.part, **happened}
 
     def say(self, text: str) -> None:
-        """A line of the log, with this process's rank."""
+        """Log a line with this process's rank."""
         write_line(f"rank {self._world.rank}: {text}")
 
 

@@ -1,4 +1,4 @@
-"""What a script does on a host that prepares images for others: it keeps a node until the training hosts are gone."""
+"""Serves images on a host that prepares them for others: keeps a node until the training hosts are gone."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from training.settings.scripts import TrainingSettings
 LOOK_SECONDS = 1.0
 
 REFUSED_SECONDS, SILENT_SECONDS = 3.0, 15.0
-"""The training hosts count as gone after that many seconds of refused connections; or of no answer at all, as where their name is gone
-too, once Ray's node of this host has given them up."""
+"""The training hosts count as gone after this many seconds of refused connections; or of no answer at all, as when their name is gone too,
+once this host's Ray node has given them up."""
 
 
 def serves(settings: TrainingSettings) -> bool:
@@ -31,13 +31,13 @@ class _Stopped(Exception):
 
 
 def serve(settings: TrainingSettings) -> None:
-    """Serve until the training hosts have ended, however they did: their own end is the job's.
+    """Serve until the training hosts have ended, for whatever reason: their own end is the job's.
 
-    SIGTERM ends a host that still waits for them. Once they are there it is not heeded: trainers that get it too still need images for
-    their last steps.
+    SIGTERM ends a host that is still waiting for them. Once they are there, it is ignored: trainers that get it too still need images
+    for their last steps.
 
     Raises:
-        TimeoutError: they did not begin in time, or vanished.
+        TimeoutError: they did not start in time, or vanished.
         ConnectionError: Ray's node of this host failed while they were there.
     """
     environment, groups = read_environment(), read_groups()
@@ -49,7 +49,7 @@ def serve(settings: TrainingSettings) -> None:
         try:
             signal.signal(signal.SIGTERM, _stop)  # before anybody can know that it is here
             write_line(f"{groups.host} prepares images for {', '.join(groups.training)}")
-            wait_for_head(groups, 2 * settings.process_group_minutes * 60)  # which waits itself, for the ranks
+            wait_for_head(groups, 2 * settings.process_group_minutes * 60)  # which itself waits for the ranks
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         except _Stopped:
             write_line("stopped on SIGTERM before the training hosts were there")
@@ -73,5 +73,5 @@ def serve(settings: TrainingSettings) -> None:
 
 
 def _stop(*_: object) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one that comes again does not disturb the end
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not disturb the end
     raise _Stopped

@@ -1,4 +1,4 @@
-"""Batches of one iteration, in order, made ahead by a thread that asks servers and receives what they make."""
+"""Batches of one iteration, in order, made ahead by a thread that sends requests to servers and receives their parts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from training.servers.parts import PendingBatch, PendingPart
 from training.servers.pool import Pool
 
 TURN_SECONDS = 0.05
-"""Without news, the thread looks so often at what is late, what waits and who is there."""
+"""Between two checks for late parts, waiting parts and servers when nothing arrives."""
 
 
 class Stream:
-    """Iterates over batches, NamedTuples of tensors, in the order of the draws; what fails is raised there.
+    """Iterates over batches, NamedTuples of tensors, in the order of the draws; errors are raised there.
 
     Args:
         pool: whose servers are asked.
@@ -45,7 +45,7 @@ class Stream:
             self.close()
 
     def close(self) -> None:
-        """End the thread; what servers still make is dropped. Also at the end of an iteration."""
+        """End the thread; what servers still make is dropped. Also called at the end of an iteration."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -71,7 +71,7 @@ class Stream:
 
     def _run(self) -> None:
         try:
-            accelerator.make_current(self._pool.device)  # it is each thread's own
+            accelerator.make_current(self._pool.device)  # the current device is per thread
             while not self._is_over():
                 started = time.thread_time()
                 self._turn()

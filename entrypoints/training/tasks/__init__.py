@@ -1,1 +1,1 @@
-"""What is learned: losses, and one file a task."""
+"""What is learned: losses, and one file per task."""

@@ -1,4 +1,4 @@
-"""Classification as a task of the training loop: cross-entropy with the labels."""
+"""Classification task: cross-entropy with the labels."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from training.tasks.losses import label_cross_entropy
 
 
 class Classification:
-    """Labels alone.
+    """Cross-entropy with the labels alone.
 
     Args:
-        model: as TrainingState.trained has it.
+        model: `TrainingState.trained`.
         label_smoothing: weight of the uniform distribution.
     """
 

@@ -1,4 +1,4 @@
-"""Distillation as a task of the training loop: students that learn from labels, and from one frozen teacher's logits and features."""
+"""Distillation task: students learn from labels, and from one frozen teacher's logits and features."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from training.teacher.pixel_records import Layout
 class Distillation:
     """`hard_label_weight` × cross-entropy with the labels + `teacher_weight` × the teacher's part + `features.weight` × the features'.
 
-    All models look at one view. Several students see the same pixels, and the teacher answers once for all of them.
+    All models see one view. Several students see the same pixels, and the teacher answers once for all of them.
     """
 
     def __init__(
@@ -57,24 +57,24 @@ class Distillation:
     ):
         """
         Args:
-            students: they give features too where `features` are learned, which all of them learn alike.
+            students: they also return features if `features` are learned, which all students learn alike.
             teacher: None: labels alone, or the logits come with the images.
-            cache: keeps the teacher's answers, and without `teacher` has them all; None: the teacher runs on every step.
+            cache: keeps the teacher's answers; without `teacher` it holds all of them. None: the teacher runs on every step.
             layout: of the logits that come with the images. None: none do.
-            labelled_share: of the images that an epoch draws, how many have a label.
+            labelled_share: share of the images drawn in an epoch that have a label.
         """
         self.students, self.teacher, self.cache, self.layout = students, teacher, cache, layout
         self.timeline, self.labelled_share = timeline, labelled_share
 
     def begin_epoch(self, epoch: int, batches: TrainingBatches) -> None:
-        """Find out whether the cache holds all that all ranks draw in this epoch; then the teacher leaves the device. A collective."""
+        """Check whether the cache holds all that all ranks draw in this epoch; if so, move the teacher to the CPU. A collective."""
         if self.cache is not None:
             complete = self.cache.begin_epoch(batches.views_of(epoch), batches.own_indices(epoch))
             if complete and self.teacher is not None:
                 self.teacher.to(torch.device("cpu"))
 
     def __call__(self, batch: LabelledBatch | TaughtBatch) -> Iterator[dict[str, torch.Tensor]]:
-        """The losses of a micro-batch on the students' device, of one student after the other; scalars in nats."""
+        """Losses of a micro-batch on the students' device, one student after another; scalars in nats."""
         target = taught = None
         if self.teacher is not None or self.layout is not None or self.cache is not None:
             with self.timeline.phase("teacher_forward"):
@@ -114,7 +114,7 @@ class Distillation:
             return {**losses, **with_features(losses["loss"], features, taught, settings)}
 
     def _target(self, batch: LabelledBatch | TaughtBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The teacher's logits, float32 (batch, classes), and its features where they are learned."""
+        """The teacher's logits, float32 (batch, classes), and its features if they are learned."""
         if isinstance(batch, TaughtBatch):
             assert self.layout is not None, "whoever asks for taught batches knows their layout"
             return logits_and_features(self.layout.decode(batch.records.numpy(), batch.images.device))
@@ -135,7 +135,7 @@ class Distillation:
 def open_images(
     settings: DistillationSettings, environment: Environment, channels: int
 ) -> Data[TrainingViews, HeldOutImages]:
-    """The images that a teacher and a student look at; `channels` are theirs.
+    """The images that a teacher and a student see; `channels` is their number of channels.
 
     Raises:
         ValueError: as `open_data`.
@@ -156,7 +156,7 @@ def open_images(
 def held_out_for_teacher(
     settings: DistillationSettings, data: Data[TrainingViews, HeldOutImages], loaders: Loaders, world: World
 ) -> Batches:
-    """The held-out images as large as the views that the teacher sees."""
+    """The held-out images at the size of the views that the teacher sees."""
     if settings.view_size is None or settings.view_size == settings.image_size:
         return loaders.validation
     resized, size = data.held_out.resized(settings.view_size), loaders.train_batches.batch_size_per_device
@@ -166,7 +166,7 @@ def held_out_for_teacher(
 def load_teacher(
     settings: DistillationSettings, environment: Environment, classes: Sequence[str], channels: int
 ) -> Teacher:
-    """The teacher that the settings ask for, on the CPU; `channels` are those of the images.
+    """The configured teacher, on the CPU; `channels` is the images' number of channels.
 
     Raises:
         ValueError: as frozen.load.
@@ -188,7 +188,7 @@ def load_teacher(
 def ask_servers(
     settings: DistillationSettings, data: Data[TrainingViews, HeldOutImages], channels: int, run: Run
 ) -> served.RemoteTeacher:
-    """The teacher that servers run beside making the training images. A collective, before the first loader.
+    """The teacher that runs on the servers that make the training images. A collective, before the first loader.
 
     Raises:
         ValueError: servers find no such teacher.
@@ -211,7 +211,7 @@ def open_taught(
     channels: int,
     layout: RecordLayout,
 ) -> tuple[TrainingViews, Collate, partial[served.ServerTeacher]]:
-    """The training images of a serving host, what makes batches of them, and what opens the teacher of one of its servers."""
+    """A serving host's training images, what makes batches of them, and what opens the teacher of one of its servers."""
     views, collate = open_views()
     return views, collate, partial(_server_teacher, settings, views.source.classes, channels, layout)
 
@@ -219,7 +219,7 @@ def open_taught(
 def _server_teacher(
     settings: DistillationSettings, classes: Sequence[str], channels: int, layout: RecordLayout, index: int
 ) -> served.ServerTeacher:
-    """On the GPUs of the host in turn, else on the CPU."""
+    """One server's teacher, on the host's GPUs in turn, else on the CPU."""
     device = accelerator.in_turn(index)
     teacher = load_teacher(settings, read_environment(), classes, channels).to(device)
     return served.ServerTeacher(teacher, device, layout)
@@ -228,10 +228,10 @@ def _server_teacher(
 def teacher_steps(
     settings: DistillationSettings | SegmentationSettings, data: Data[Any, Any], steps: int | None = None
 ) -> int:
-    """Steps in which the teacher answers: all of a run, or those that fill its cache, about one for each global batch of all views.
+    """Steps in which the teacher answers: all of a run, or those that fill its cache, about one per global batch of all views.
 
     Args:
-        steps: of the run. None: it labels, and nothing is trained.
+        steps: of the run. None: a labelling run, which trains nothing.
     """
     if settings.teacher_cache is None:
         assert steps is not None, "whoever labels has a bank, as the settings say"
@@ -249,10 +249,10 @@ def with_teacher(
     *,
     cached: bool = False,
 ) -> tuple[Footprint, dict[str, Footprint]]:
-    """The footprints of `memory.measure` with a teacher that runs beside the student, or does so until its cache is filled.
+    """The footprints of `memory.measure` with a teacher that runs beside the student, or only until its cache is filled.
 
     Args:
-        now, without: with the loss of features already, where they are learned.
+        now, without: already with the feature loss, if features are learned.
         image: uint8 (1, channels, height, width), on the teacher's device.
         cached: the teacher's answers are kept.
     """
@@ -281,7 +281,7 @@ def open_cache(
     """The cache that the settings ask for, in its folder. A collective.
 
     Raises:
-        ValueError: there is no folder for it, or the one there is of another teacher, transform or data.
+        ValueError: there is no folder for it, or the existing one is of another teacher, transform or data.
     """
     kept = settings.teacher_cache
     if kept is None:
@@ -303,7 +303,7 @@ def open_bank(
     environment: Environment,
     world: World,
 ) -> TeacherCache:
-    """The cache of a teacher's answers of some layout, in its folder. A collective.
+    """The cache of a teacher's answers in the given layout, in its folder. A collective.
 
     Raises:
         ValueError: as `open_cache`.
@@ -325,7 +325,7 @@ def open_bank(
 def open_complete_bank(
     settings: DistillationSettings, data: Data[TrainingViews, HeldOutImages], environment: Environment, world: World
 ) -> CompleteBank | None:
-    """The bank that is all there is of the teacher, where the settings say so. A collective.
+    """The complete bank that replaces the teacher, if the settings ask for one. A collective.
 
     Raises:
         ValueError: there is none, or it is of another transform or data; as CompleteBank.
@@ -357,7 +357,7 @@ def _bank(
     *,
     read_only: bool = False,
 ) -> tuple[Path, dict[str, str], dict[str, Any]]:
-    """Of a label bank its folder, the parts of its identity that the images decide, and what its manifest says of them. A collective."""
+    """A label bank's folder, the parts of its identity that the images determine, and what its manifest says of them. A collective."""
     where = bank_folder(kept, environment, world, kept.views * len(data.training) * layout.size, read_only=read_only)
     digest = world.first_alone(data.training.digest)
     views = data.training.view_description()

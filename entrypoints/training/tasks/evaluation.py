@@ -1,4 +1,4 @@
-"""Accuracy on held-out images, of images or of pixels, exact at any number of processes."""
+"""Accuracy on held-out data, per image or per pixel, exact at any number of processes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from training.runtime import accelerator, failure, metrics
 from training.tasks.losses import temperature_kl
 
 TOP = 5
-"""How many guesses count for the second kind of accuracy, where there are more classes than that."""
+"""k of the top-k accuracy, which is reported if there are more classes than that."""
 
 VALUES_AT_ONCE = 2**24
-"""Logits that are scaled to a mask's size at once, 64 MiB of float32: of 150 classes and 8 megapixels they would be 4.8 GiB."""
+"""Logits resized to a mask's size at once: 64 MiB of float32. Those of 150 classes and 8 megapixels would take 4.8 GiB."""
 
 Autocast = Callable[[], AbstractContextManager[object]]
 """Makes the context in which a model computes, as Precision.autocast does."""
@@ -35,19 +35,19 @@ def evaluate(
     teacher_logits: Sequence[torch.Tensor] | None = None,
     keep: list[torch.Tensor] | None = None,
 ) -> dict[str, float]:
-    """How well a model knows the labels, and how well it agrees with its teacher, over all ranks' shares; every image counts once.
+    """A model's accuracy, loss and agreement with its teacher over all ranks' shares; every image counts once.
 
     Args:
         model: takes uint8 images (batch, channels, height, width), gives logits (batch, classes). Not a DDP wrapper:
-            ranks may have different numbers of batches. An nn.Module comes back in the mode that it had.
-        loader: this rank's share, in the same order every time; a batch of which no image can be read is None.
+            ranks may have different numbers of batches. An nn.Module's mode is restored afterwards.
+        loader: this rank's share, in the same order every time; a batch without a readable image is None.
         teacher_logits: what the teacher's evaluation left in its `keep`.
-        keep: a list that is given the logits of every batch, fp16, on the CPU, each image's largest at 0: fp16 is finest there.
+        keep: takes the logits of every batch: fp16, on the CPU, shifted so that each image's largest is 0, where fp16 is finest.
 
     Returns:
         The same on every rank: validation_accuracy, validation_top5_accuracy (more than 5 classes only) in 0…1,
-        validation_loss in nats. With `teacher_logits` also teacher_top1_agreement, the share of the images to which both
-        models give the same class; teacher_top5_agreement (more than 5 classes only), the share of those where the teacher's
+        validation_loss in nats. With `teacher_logits` also teacher_top1_agreement, the share of the images for which both
+        models predict the same class; teacher_top5_agreement (more than 5 classes only), the share for which the teacher's
         class is among the student's first 5, as big_vision's `agree`
         (https://github.com/google-research/big_vision, evaluators/proj/distill/distance.py); and teacher_kl, the mean
         KL(teacher ‖ student) at temperature 1 in nats.
@@ -101,22 +101,22 @@ def evaluate_pixels(
     Args:
         model: takes uint8 images (batch, channels, height, width), gives logits (batch, classes, height, width). Not a DDP
             wrapper: ranks may have different numbers of batches.
-        loader: this rank's share: images, and for each its mask (height, width) in its own size, to which the logits are
-            scaled, so that the numbers do not depend on the size that the model sees.
+        loader: this rank's share: images, each with its mask (height, width) at the mask's own size. Logits are resized to
+            it, so that the numbers do not depend on the size that the model sees.
         classes: their names, in the order of the logits.
 
     Returns:
-        The same on every rank: validation_miou and validation_pixel_accuracy in 0…1, validation_loss in nats; and by name
-        validation_iou of each class, None of one that occurs neither in a label nor in a prediction; and validation_majority,
-        what a model would reach that gives every pixel the label that is most frequent: its class, miou and pixel_accuracy.
+        The same on every rank: validation_miou and validation_pixel_accuracy in 0…1, validation_loss in nats; validation_iou
+        by class name, None for a class that occurs in neither labels nor predictions; and validation_majority, the result of a
+        model that gives every pixel the most frequent label: its class, miou and pixel_accuracy.
 
     Raises:
-        ValueError: no pixel of any mask is labelled, or none can be read; or, of two classes, one alone beside pixels that are ignored.
+        ValueError: no mask can be read or has a labelled pixel; or, with two classes, only one is labelled and other pixels are ignored.
     """
     count = len(classes)
     counts = torch.zeros(
         count**2 + 1, dtype=torch.int64, device=world.device
-    )  # the last one is of pixels that are ignored
+    )  # the last counts the pixels that are ignored
     loss = torch.zeros(1, dtype=torch.float64, device=world.device)
     with evaluating(model):
         for images, masks in (batch for batch in loader if batch is not None):
@@ -128,7 +128,7 @@ def evaluate_pixels(
                 for rows, scaled in bands(logits, mask.shape):
                     labels = mask[rows].long()
                     loss += F.cross_entropy(scaled[None], labels[None], ignore_index=ignore_index, reduction="sum")
-                    # neither an index by a mask nor bincount, which would wait for the device to know how many there are
+                    # not mask indexing or bincount, which wait for the device to learn how many values there are
                     pairs = torch.where(labels == ignore_index, count**2, labels * count + scaled.argmax(0)).flatten()
                     counts.scatter_add_(0, pairs, torch.ones_like(pairs))
     totals, loss = world.total(counts.double()), world.total(loss)
@@ -168,7 +168,7 @@ def class_ious(confusion: torch.Tensor, ignore_index: int) -> torch.Tensor:
 
     Args:
         confusion: (classes, classes), pixels by label and prediction.
-        ignore_index: a class of this number is NaN, as one is that occurs neither in a label nor in a prediction.
+        ignore_index: the class with this number is NaN, as is one that occurs in neither labels nor predictions.
     """
     intersection = confusion.diagonal().double()
     ious = intersection / (confusion.sum(0) + confusion.sum(1) - intersection)  # 0 / 0 is NaN
@@ -177,21 +177,21 @@ def class_ious(confusion: torch.Tensor, ignore_index: int) -> torch.Tensor:
 
 
 def describe_classes(found: Mapping[str, Any]) -> str:
-    """What `evaluate_pixels` gives of each class, as a line for the log."""
+    """The per-class results of `evaluate_pixels`, as a log line."""
     ious = ", ".join(f"{name} {'-' if iou is None else f'{iou:.4f}'}" for name, iou in found["validation_iou"].items())
     majority = found["validation_majority"]
     return f"IoU: {ious}; with {majority['class']} for every pixel the mean would be {majority['miou']:.4f}"
 
 
 def of_size(logits: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
-    """Logits (batch, classes, height, width), scaled to another height and width, bilinearly."""
+    """Logits (batch, classes, height, width), resized bilinearly to another height and width."""
     return F.interpolate(logits, size=tuple(size), mode="bilinear", align_corners=False)
 
 
 def bands(logits: torch.Tensor, size: Sequence[int]) -> Iterator[tuple[slice, torch.Tensor]]:
-    """One image's logits (classes, height, width) as `of_size` scales them, in bands of rows from top to bottom.
+    """One image's logits (classes, height, width), resized as by `of_size`, in bands of rows from top to bottom.
 
-    A batch's memory is planned by the size that the model sees; a mask in its own size may be many times as large.
+    A batch's memory is planned for the size that the model sees; a mask at its own size may be many times larger.
 
     Yields:
         The rows, and their logits (classes, rows, columns): VALUES_AT_ONCE of them at most, or one row.
@@ -202,7 +202,7 @@ def bands(logits: torch.Tensor, size: Sequence[int]) -> Iterator[tuple[slice, to
     if rows >= height:
         yield slice(0, height), of_size(logits[None], size)[0]
         return
-    # as interpolate places rows without align_corners: their middles, of which none lies above the first row's
+    # row centres as interpolate places them without align_corners; none lies above the first row's
     middles = ((torch.arange(height, device=logits.device) + 0.5) * (given / height) - 0.5).clamp(min=0)
     above = middles.long().clamp(max=given - 1)
     below, part = (above + 1).clamp(max=given - 1), (middles - above)[:, None]
@@ -214,7 +214,7 @@ def bands(logits: torch.Tensor, size: Sequence[int]) -> Iterator[tuple[slice, to
 
 @contextlib.contextmanager
 def evaluating(model: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
-    """A module in eval mode, and afterwards in the mode that it had; a teacher, which is none, sees to that itself."""
+    """Put a module into eval mode, and restore its mode afterwards; a teacher is no nn.Module and does so itself."""
     if not isinstance(model, nn.Module):
         yield
         return

@@ -1,4 +1,4 @@
-"""What the tasks with a teacher share where its features are learned: who trains, their part of the loss, and its memory."""
+"""Feature distillation for the tasks with a teacher: the trained module, the features' part of the loss, and its memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from training.teacher.logit_records import Output
 def learner(
     student: Normalized, teacher: Teacher | None, settings: TeacherSettings, image: torch.Tensor
 ) -> WithFeatures | None:
-    """The student with its features, and beside them their projection to the teacher's width; None where no features are learned.
+    """The student with its features and their projection to the teacher's width; None if no features are learned.
 
     Args:
         student: on the CPU.
@@ -43,10 +43,10 @@ def learner(
 
 
 def require_enough(settings: TeacherSettings, images: int) -> None:
-    """Refuse to train with so few images at once that there is nothing to compare.
+    """Refuse to train with micro-batches too small to compare images in.
 
     Args:
-        images: of a process's micro-batch.
+        images: in a process's micro-batch.
 
     Raises:
         ValueError: the message says how many it takes.
@@ -59,17 +59,17 @@ def require_enough(settings: TeacherSettings, images: int) -> None:
 
 
 def asked_of(teacher: Teacher, settings: TeacherSettings) -> Callable[[torch.Tensor], Output]:
-    """What gives a teacher's answers for images: its logits, and its features where they are learned."""
+    """A function that gives a teacher's answers for images: its logits, and its features if they are learned."""
     return teacher if settings.features is None else teacher.with_features
 
 
 def kept_features(
     features: FeatureSettings, precision: FeaturePrecision, teacher: Teacher, image: torch.Tensor
 ) -> FeatureFormat:
-    """How a label bank keeps the features that are learned.
+    """The format in which a label bank keeps the features that are learned.
 
     Args:
-        precision: of a feature's numbers.
+        precision: number format of the features.
         image: uint8 (1, channels, height, width), on the teacher's device.
     """
     shape = teacher.eager().with_features(image)[1].shape[1:]
@@ -79,14 +79,14 @@ def kept_features(
 def logits_and_features(
     output: Output,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What a model gave: its logits; and its features, where they are learned."""
+    """A model's output as its logits, and its features if they are learned."""
     return output if isinstance(output, tuple) else (output, None)
 
 
 def with_features(
     loss: torch.Tensor, features: torch.Tensor | None, taught: torch.Tensor | None, settings: TeacherSettings
 ) -> dict[str, torch.Tensor]:
-    """The loss with the features' part, and that part by its name; as it is where there are none.
+    """The loss with the features' part, and that part by name; the loss alone if no features are learned.
 
     Args:
         features, taught: the student's and the teacher's, as `feature_loss` takes them.
@@ -99,7 +99,7 @@ def with_features(
 
 
 def untaught(features: torch.Tensor | None) -> torch.Tensor | float:
-    """0, with a gradient of 0 for the projection of features that nothing is learned of: DDP waits for every parameter's."""
+    """0, with a gradient of 0 for the projection of features that are not learned: DDP waits for every parameter's gradient."""
     return 0.0 if features is None else 0 * features.sum()
 
 
@@ -111,7 +111,7 @@ def with_feature_loss(
     settings: TeacherSettings,
     image: torch.Tensor,
 ) -> tuple[Footprint, dict[str, Footprint]]:
-    """The footprints of `memory.measure` with the most that a model's loss of features keeps; as they are where none are learned.
+    """The footprints of `memory.measure` with the most that a model's feature loss keeps; unchanged if no features are learned.
 
     Args:
         settings: whose `features` all models learn.
@@ -134,7 +134,7 @@ def with_feature_loss(
 def _kept_by_loss(
     trainable: nn.Module, taught: torch.Size, how: FeatureSettings, image: torch.Tensor
 ) -> tuple[float, float, float]:
-    """As `memory.loss_bytes`, of features of the shape that an image's have."""
+    """As `memory.loss_bytes`, for features of an image's shape."""
     assert isinstance(trainable, WithFeatures), "the settings made it one with features"
     own = trainable.feature_shape(image)
 

@@ -41,13 +41,13 @@ class Labelled:
     computed: int
     """Answers that the teacher gave, over all processes."""
     stopped: bool
-    """Whether SIGTERM ended it before the last."""
+    """Whether SIGTERM ended it before the last batch."""
     images_per_second: float | None
     """Over all processes, without the first batches. None: there were no others."""
 
 
 def memory_needed(teacher: Teacher, data: Data[Any, Any], device: torch.device, packing: int = 0) -> Footprint:
-    """What a process keeps: the teacher, and of an image the most that it holds at once.
+    """A process's memory: the teacher, and the most that one image takes at once.
 
     Args:
         packing: bytes that packing an answer for the bank takes.
@@ -58,10 +58,10 @@ def memory_needed(teacher: Teacher, data: Data[Any, Any], device: torch.device, 
 
 
 def labelling_loaders(data: Data[Any, Any], needed: Footprint, views: int, run: Run) -> Loaders:
-    """Loaders of every image that a view draws, with as many at once as training would pass through the student, or as memory holds.
+    """Loaders of every image that a view draws, in batches as large as the student's in training, or as memory allows.
 
     Args:
-        needed: what the teacher takes.
+        needed: the teacher's memory.
 
     Raises:
         ValueError: hosts have different images; or as `batch_size_per_device` and `open_loaders`.
@@ -89,7 +89,7 @@ def labelling_loaders(data: Data[Any, Any], needed: Footprint, views: int, run: 
 
 
 def label(teacher: Callable[[torch.Tensor], Output], bank: TeacherCache, loaders: Loaders, run: Run) -> Labelled:
-    """Fill a bank, view after view; what it holds already is not computed again. A collective.
+    """Fill a bank view by view; answers that it already holds are not computed again. A collective.
 
     Args:
         teacher: uint8 images (batch, channels, height, width) -> what the bank keeps.
@@ -111,7 +111,7 @@ def label(teacher: Callable[[torch.Tensor], Output], bank: TeacherCache, loaders
 
     for view in range(1, bank.views + 1):
         images = batches.of_view(view)
-        bank.begin_epoch([view], images[world.rank :: world.size].ravel())  # the others look at the rest
+        bank.begin_epoch([view], images[world.rank :: world.size].ravel())  # the others check the rest
         wanted = bank.lacking(view, images)
         found += min(batches.images, size * int((~wanted).sum()))
         batches.start_view(view, wanted)
@@ -148,7 +148,7 @@ def label(teacher: Callable[[torch.Tensor], Output], bank: TeacherCache, loaders
 def deliver_bank(
     bank: TeacherCache, labelled: Labelled, data: Data[Any, Any], run: Run, taught: dict[str, Any]
 ) -> None:
-    """Write result.json on rank 0; a bank among the checkpoints also becomes model.tar.gz, which later runs take as {run: NAME}."""
+    """Write result.json on rank 0; a bank in the checkpoint folder also becomes model.tar.gz, which later runs take as {run: NAME}."""
     if not run.world.is_first:
         return
     checkpoints = run.environment.checkpoint_dir
@@ -181,7 +181,7 @@ def _report(images: int, counts: tuple[int, int], place: Place, run: Run) -> Non
     """The metric line of the batches since the last one.
 
     Args:
-        images: of a batch, over all processes.
+        images: in a batch, over all processes.
         counts: answers found, and computed.
     """
     run.timeline.step()
@@ -198,7 +198,7 @@ def _report(images: int, counts: tuple[int, int], place: Place, run: Run) -> Non
 
 
 def _link(file: Path, target: Path) -> None:
-    """A second name for a file, or a copy where the two lie on different disks."""
+    """Hard-link a file, or copy it if the target is on another disk."""
     target.unlink(missing_ok=True)
     try:
         os.link(file, target)

@@ -9,7 +9,7 @@ from training.data.batches import UNLABELLED, LabelledBatch, TaughtBatch
 from training.settings.distillation import DistillationSettings
 
 EPSILON = 1e-8
-"""Keeps a correlation with constant values finite, as DIST's authors add it to the product of norms."""
+"""Added to the product of norms, as by DIST's authors: keeps a correlation with constant values finite."""
 
 
 def distillation_loss(
@@ -18,18 +18,18 @@ def distillation_loss(
     batch: LabelledBatch | TaughtBatch,
     settings: DistillationSettings,
 ) -> dict[str, torch.Tensor]:
-    """The teacher's part of the loss, by `settings.method`, as named scalars whose sum it is.
+    """The teacher's part of the loss by `settings.method`: named scalars that add up to it.
 
-    The paper's own weights (DKD's alpha and beta, DIST's beta and gamma) are in the scalars already. With
+    The scalars already include the paper's own weights (DKD's alpha and beta, DIST's beta and gamma). With
     `standardize_logits` both models' logits are standardised first; `temperature` is then the paper's base temperature.
 
     Args:
         student_logits, teacher_logits: (batch, classes), of any floating-point type.
-        batch: its labels, for DKD. Where there is none, the class that the teacher finds most likely is the label.
+        batch: its labels, for DKD. An unlabelled image takes the teacher's most likely class as its label.
 
     Returns:
-        kl: kl_loss. hard: hard_loss. dkd: dkd_target and dkd_nontarget. dist: dist_inter and dist_intra. All in float32 at least,
-        also under autocast.
+        kl: kl_loss. hard: hard_loss. dkd: dkd_target and dkd_nontarget. dist: dist_inter and dist_intra. All at least float32,
+        even under autocast.
     """
     student, teacher, temperature = _exact(student_logits), _exact(teacher_logits), settings.temperature
     if settings.standardize_logits:
@@ -55,10 +55,10 @@ def temperature_kl(student_logits: torch.Tensor, teacher_logits: torch.Tensor, t
     Hinton, Vinyals and Dean 2015, https://arxiv.org/abs/1503.02531, section 2; the factor T² keeps its gradients on the
     scale of the label loss. The mean is over images, not over images × classes (`batchmean` of torch's KLDivLoss).
 
-    Of logits for each pixel it is the mean over all pixels, as Liu et al. have it (2019, https://arxiv.org/abs/1903.04197,
-    equation 1, there at T = 1). Those that nobody labelled count too: a teacher's answer needs no label, and where there is
-    none it is all that a student can learn from. So each process's mean is over as many pixels, and no count is exchanged.
-    What a crop has beyond its image counts too: both models see it black.
+    For per-pixel logits it is the mean over all pixels, as in Liu et al. (2019, https://arxiv.org/abs/1903.04197,
+    equation 1, there with T = 1). Unlabelled pixels count too: a teacher's answer needs no label, and there it is all that
+    a student can learn from. So each process averages over equally many pixels, and no count is exchanged. The part of a
+    crop beyond its image counts too: both models see it as black.
 
     Args:
         student_logits, teacher_logits: (batch, classes), or (batch, classes, height, width). The teacher's may be -inf where it
@@ -75,10 +75,10 @@ def temperature_kl(student_logits: torch.Tensor, teacher_logits: torch.Tensor, t
 
 
 def hard_distillation(student_logits: torch.Tensor, teacher_logits: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy with the class that the teacher finds most likely, mean over the batch.
+    """Cross-entropy with the teacher's most likely class, mean over the batch.
 
     Touvron et al. 2021, https://arxiv.org/abs/2012.12877, section 4, hard-label distillation, for a student without a
-    distillation token; as there, the teacher's label is not smoothed. The paper weighs it and the label loss by a half each.
+    distillation token; as there, the teacher's label is not smoothed. The paper weighs this and the label loss by one half each.
 
     Args:
         student_logits, teacher_logits: (batch, classes).
@@ -101,15 +101,15 @@ def decoupled_kl(
 
     Zhao et al. 2022, https://arxiv.org/abs/2203.08679, equation 7: TCKD = KL between the two-way distributions
     (p_label, 1 - p_label) of teacher and student, NCKD = KL between their distributions over the other classes alone;
-    DKD = α TCKD + β NCKD. Times T² and mean over the batch, as the authors' code has it; their linear warm-up of 20 epochs
-    is left out. The paper knows one label an image. For a mixed image both parts are the mean of those for either label,
-    weighted by its share, as the label loss is: for α = 1 and β = 1 - p_label of the teacher each of them is the whole KL,
-    and so is their mean.
+    DKD = α TCKD + β NCKD. Multiplied by T² and averaged over the batch, as in the authors' code; their linear warm-up of 20
+    epochs is left out. The paper assumes one label per image. For a mixed image each part is the mean over both labels,
+    weighted by their shares, as in the label loss: with α = 1 and β = the teacher's 1 - p_label, the two parts add up to the
+    whole KL for each label, and so do their means.
 
     Args:
         student_logits, teacher_logits: (batch, classes), at least 2 classes.
         temperature: T, above 0.
-        labels, labels_b, lam: (batch,), as LabelledBatch has them.
+        labels, labels_b, lam: (batch,), as in LabelledBatch.
 
     Returns:
         TCKD and NCKD, scalars in nats.
@@ -129,9 +129,9 @@ def relation_distances(
     """The two parts of DIST: how far the probabilities are from a linear relation, within an image and within a class.
 
     Huang et al. 2022, https://arxiv.org/abs/2205.10536, section 4: the Pearson distance 1 - ρ of the rows
-    (inter-class) and of the columns (intra-class) of softmax(logits / τ), mean over images and over classes. Times τ², as
-    the authors' code has it. The columns are this process's share of the batch: their relation is not exchanged between
-    processes, nor between the parts of an accumulated batch.
+    (inter-class) and of the columns (intra-class) of softmax(logits / τ), mean over images and over classes. Multiplied by
+    τ², as in the authors' code. The columns cover this process's micro-batch alone: relations across processes, or across
+    the parts of an accumulated batch, are not computed.
 
     Args:
         student_logits, teacher_logits: (batch, classes).
@@ -155,8 +155,8 @@ def pearson_distance(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 def standardized(logits: torch.Tensor) -> torch.Tensor:
     """Each image's logits with mean 0 and standard deviation 1, so that a student need not match the teacher's scale.
 
-    Sun et al. 2024, https://arxiv.org/abs/2403.01427, section 3. The base temperature comes afterwards, in the loss, with its
-    factor T²; the authors' runs have 2, and 9 as the KL's weight. As in their code the variance is the sum of squares over
+    Sun et al. 2024, https://arxiv.org/abs/2403.01427, section 3. The loss applies the base temperature afterwards, with its
+    factor T²; the authors use 2, and 9 as the KL's weight. As in their code the variance is the sum of squares over
     classes - 1, and 1e-7 is added to the standard deviation: constant logits become 0.
 
     Args:
@@ -176,21 +176,21 @@ def label_cross_entropy(
     smoothing: float = 0.0,
     labelled_share: float = 1.0,
 ) -> torch.Tensor:
-    """Cross-entropy with the labels, mean over the labelled images of the batch, as far as their number is what it is on average.
+    """Cross-entropy with the labels: the sum over the labelled images of the batch, divided by their average number in a batch.
 
-    The sum over the labelled images is divided by the same number in every batch, so that each weighs the same in a run, and processes
-    that average their gradients need not know how many labels the others have.
+    That divisor is the same in every batch, so that each labelled image weighs the same over a run, and processes that average
+    their gradients need not know how many labels the others have.
 
     Args:
         logits: (batch, classes).
         labels: (batch,), class numbers, or UNLABELLED.
-        labels_b, lam: (batch,); an image counts as its label by lam, 0…1, and as the other one by the rest,
-            as mixup and CutMix have it (https://arxiv.org/abs/1710.09412, https://arxiv.org/abs/1905.04899). None: not mixed.
+        labels_b, lam: (batch,); an image counts as its label with weight lam, 0…1, and as the other one with the rest,
+            as in mixup and CutMix (https://arxiv.org/abs/1710.09412, https://arxiv.org/abs/1905.04899). None: not mixed.
         smoothing: weight of the uniform distribution, https://arxiv.org/abs/1512.00567 section 7.
-        labelled_share: of all images, how many have a label, 0 to 1.
+        labelled_share: share of all images that have a label, 0 to 1.
 
     Returns:
-        A scalar, in nats; 0 with gradients of 0 where no image has a label.
+        A scalar, in nats; 0 with gradients of 0 if no image has a label.
     """
     logits = _exact(logits)
 
@@ -213,11 +213,11 @@ def pixel_cross_entropy(
     Args:
         logits: (batch, classes, height, width).
         masks: (batch, height, width), class numbers or `ignore_index`, int64.
-        labelled: n, a scalar. None: counted in `masks`. Processes that average their gradients give the mean of their
-            counts, so that each pixel of the global batch weighs the same, however unevenly the ignored ones lie.
+        labelled: n, a scalar. None: counted in `masks`. Processes that average their gradients pass the mean of their
+            counts, so that each pixel of the global batch weighs the same, however unevenly ignored pixels are spread.
 
     Returns:
-        A scalar, in nats; 0 with gradients of 0 where n is 0.
+        A scalar, in nats; 0 with gradients of 0 if n is 0.
     """
     if labelled is None:
         labelled = (masks != ignore_index).sum()
@@ -226,15 +226,15 @@ def pixel_cross_entropy(
 
 
 def dice_sums(logits: torch.Tensor, masks: torch.Tensor, ignore_index: int) -> torch.Tensor:
-    """What the Dice loss needs of some pixels. The sums of parts of a batch add up to those of the whole.
+    """The sums that the Dice loss needs. Those of parts of a batch add up to those of the whole.
 
     Args:
         logits: (batch, classes, height, width).
         masks: (batch, height, width), class numbers or `ignore_index`, int64.
 
     Returns:
-        (3, classes), in float32 at least: of each class, over the pixels that are not ignored, the sum of its probability where it is the
-        label; the sum of its probability; and how many pixels have it as their label.
+        (3, classes), at least float32. Per class, over the pixels that are not ignored: the sum of its probability where it is the
+        label; the sum of its probability; and the number of pixels labelled with it.
     """
     probabilities = _exact(logits).softmax(1)
     labelled = (masks != ignore_index)[:, None]
@@ -244,17 +244,17 @@ def dice_sums(logits: torch.Tensor, masks: torch.Tensor, ignore_index: int) -> t
 
 
 def dice_loss(sums: torch.Tensor) -> torch.Tensor:
-    """One minus the soft Dice coefficient of each class, 2 Σ p g / (Σ p + Σ g), mean over the classes that some pixel is labelled as.
+    """One minus the soft Dice coefficient of each class, 2 Σ p g / (Σ p + Σ g), mean over the classes that have a labelled pixel.
 
-    Drozdzal et al. 2016, https://arxiv.org/abs/1608.04117, section 2.2, for two classes; of several classes the mean, as in
-    nnU-Net (https://arxiv.org/abs/1809.10486, section 2.2), over the pixels of the whole batch and not image by image: an image
-    shows few of the classes. A class without a labelled pixel has no gradient that would be of use, and is left out.
+    Drozdzal et al. 2016, https://arxiv.org/abs/1608.04117, section 2.2, for two classes; for more, the mean over classes, as in
+    nnU-Net (https://arxiv.org/abs/1809.10486, section 2.2), over the pixels of the whole batch rather than image by image: one image
+    shows few of the classes. A class without a labelled pixel has no useful gradient, and is left out.
 
     Args:
         sums: (3, classes), of `dice_sums`.
 
     Returns:
-        A scalar from 0 to 1; 0 with gradients of 0 where no pixel is labelled.
+        A scalar from 0 to 1; 0 with gradients of 0 if no pixel is labelled.
     """
     both, predicted, labelled = sums.unbind()
     occurs = labelled > 0
@@ -263,7 +263,7 @@ def dice_loss(sums: torch.Tensor) -> torch.Tensor:
 
 
 def _exact(logits: torch.Tensor) -> torch.Tensor:
-    """In float32, where they are in less."""
+    """In float32, if they are less precise."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
@@ -273,13 +273,13 @@ def _log_softmax(logits: torch.Tensor, temperature: float) -> torch.Tensor:
 
 def _kl(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
     """KL(teacher ‖ student) of each row of log-probabilities: (rows, classes) twice -> (rows,)."""
-    return F.kl_div(student, teacher.exp(), reduction="none").sum(1)  # with probabilities, because 0 log 0 is 0 there
+    return F.kl_div(student, teacher.exp(), reduction="none").sum(1)  # takes probabilities, for which 0 log 0 is 0
 
 
 def _decoupled(log_probabilities: torch.Tensor, classes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities (batch, classes) -> of the class and of all others together (batch, 2), of each other among them."""
+    """Log-probabilities (batch, classes) -> of the class and of all others together (batch, 2), of each class among the others."""
     classes = classes[:, None]
-    # the smallest number in the place of the class: its probability is 0, and its logarithm can still be subtracted
+    # the smallest number in the class's place: its probability is 0, and its logarithm can still be subtracted
     others = log_probabilities.scatter(1, classes, torch.finfo(log_probabilities.dtype).min)
     rest = others.logsumexp(1, keepdim=True)
     return torch.cat([log_probabilities.gather(1, classes), rest], dim=1), others - rest

@@ -1,4 +1,4 @@
-"""What a segmenter sees in held-out images, as one picture for people: image, mask and prediction beside each other, and a legend."""
+"""A segmenter's predictions on held-out images as one picture: image, mask and prediction side by side, and a legend."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from training.tasks.evaluation import bands, evaluating
 FILE = "overlays.png"
 
 PANEL = 320
-"""Pixels of the longer side of an image in the picture, at most; smaller ones are enlarged by whole factors."""
+"""Maximum of an image's longer side in the picture, in pixels; smaller images are enlarged by whole factors."""
 
 OPACITY = 0.6
-"""Of the class colours over the image. Pixels of the mask without a label have none."""
+"""Of the class colours over the image. Unlabelled pixels of the mask are not coloured."""
 
 COLUMNS = ("image", "mask", "prediction")
 MARGIN, LINE = 8, 20
-"""Pixels between panels, and of a line of text."""
+"""Pixels between panels, and the height of a line of text in pixels."""
 
 Colour = tuple[int, int, int]
 
@@ -51,9 +51,9 @@ def save(
     settings: SegmentationSettings,
     say: Callable[[str], None],
 ) -> None:
-    """Write overlays.png of `settings.overlays` held-out images, the same ones in every run on them. Rank 0 alone calls it.
+    """Write overlays.png of `settings.overlays` held-out images, the same in every run on that data. Call it on rank 0 alone.
 
-    It never ends a run: a failure is logged, and there is no picture then.
+    It never ends a run: a failure is logged, and no picture is left.
     """
     if not settings.overlays:
         return
@@ -70,7 +70,7 @@ def save(
 
 @torch.no_grad()
 def rows(state: TrainingState, data: Data[MaskedImages, MaskedImages], settings: SegmentationSettings) -> list[Row]:
-    """N readable images, evenly spread over the held-out ones, and what the model predicts for each."""
+    """Up to `settings.overlays` readable images, evenly spread over the held-out ones, with the model's predictions."""
     count, images = min(settings.overlays, len(data.held_out)), len(data.held_out)
     found = []
     with evaluating(state.evaluated):
@@ -90,7 +90,7 @@ def rows(state: TrainingState, data: Data[MaskedImages, MaskedImages], settings:
 
 
 def colours(settings: SegmentationSettings) -> list[Colour]:
-    """Of each class: the settings', or PASCAL VOC's."""
+    """The classes' colours: the settings', or PASCAL VOC's."""
     chosen = settings.class_colours or map(voc_colour, range(settings.classes))
     return [(red, green, blue) for red, green, blue in chosen]
 
@@ -135,14 +135,14 @@ def draw(found: Sequence[Row], names: Sequence[str], palette: Sequence[Colour], 
 
 
 def _panels(row: Row, lookup: np.ndarray, ignore_index: int) -> list[Image.Image]:
-    """The image, its mask and its prediction over it, all of one size and of the mask's aspect."""
+    """The image, then its mask and its prediction over it, all of one size and with the mask's aspect ratio."""
     longest = max(row.mask.shape)
     scale = PANEL // longest if longest <= PANEL else PANEL / longest
     high, wide = (max(1, round(side * scale)) for side in row.mask.shape)
     pixels = row.image if row.image.shape[2] == 3 else row.image[..., :1].repeat(3, axis=2)
     smooth = Image.Resampling.NEAREST if scale >= 1 else Image.Resampling.BILINEAR
     image = Image.fromarray(np.ascontiguousarray(pixels)).resize((wide, high), smooth)
-    # the mask may hold ignore_index, which may also be a class's number; a prediction is always of a class
+    # the mask may hold ignore_index, which may also be a class's number; a prediction is always a class
     mask, prediction = (
         np.array(Image.fromarray(classes).resize((wide, high), Image.Resampling.NEAREST))
         for classes in (row.mask, row.prediction)
@@ -162,7 +162,7 @@ def _tinted(image: Image.Image, colour: np.ndarray, where: np.ndarray) -> Image.
 
 
 def _legend(names: Sequence[str], palette: Sequence[Colour], whole: int) -> Image.Image:
-    """A patch of colour and a name for each class, in lines of N pixels."""
+    """A colour patch and a name for each class, in lines `whole` pixels wide."""
     font, left, top, places = _font(), MARGIN, MARGIN, []
     measuring = ImageDraw.Draw(Image.new("RGB", (1, 1)))
     labels = [_printable(name) for name in names]
@@ -181,7 +181,7 @@ def _legend(names: Sequence[str], palette: Sequence[Colour], whole: int) -> Imag
 
 
 def _font() -> ImageFont.ImageFont | ImageFont.FreeTypeFont:
-    """Pillow's own: before 10.1, and where it was built without FreeType, one of a fixed size."""
+    """Pillow's default font; before 10.1, or in a build without FreeType, it has a fixed size."""
     try:
         return ImageFont.load_default(13)
     except (TypeError, ImportError, OSError):
@@ -189,5 +189,5 @@ def _font() -> ImageFont.ImageFont | ImageFont.FreeTypeFont:
 
 
 def _printable(text: str) -> str:
-    """What Pillow's own fonts have letters for."""
+    """A text with the characters replaced that Pillow's default fonts lack."""
     return text.encode("latin-1", "replace").decode("latin-1")

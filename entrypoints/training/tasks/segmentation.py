@@ -1,4 +1,4 @@
-"""Segmentation as a task of the training loop: a model that learns each pixel's class from masks, and from a teacher of pixels."""
+"""Segmentation task: a model learns each pixel's class from masks, and from a teacher of pixels."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Segmentation:
     """`hard_label_weight` × (cross-entropy + `dice_weight` × Dice) of the masks + `teacher_weight` × temperature KL with a teacher
     + `features.weight` × the loss of its encoder's features.
 
-    Each labelled pixel that the processes see at once weighs the same in the cross-entropy, however unevenly the others lie, and
-    the Dice loss is that of all these pixels together. So the gradients are the same at any number of processes; they do depend
-    on how many parts a batch is accumulated from, because a part knows nothing of the others.
+    Each labelled pixel that the processes see at once weighs the same in the cross-entropy, however unevenly labels are spread, and
+    the Dice loss is that of all these pixels together. So the gradients are the same at any number of processes. They do depend
+    on how many micro-batches a batch is accumulated from, because each knows nothing of the others.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Segmentation:
     ):
         """
         Args:
-            model: as TrainingState.trained has it; it gives features too where `settings.features` are learned.
+            model: `TrainingState.trained`; it also returns features if `settings.features` are learned.
             teacher: gives logits for each pixel or on a grid of its own, on the model's device. None: masks alone.
             cache: keeps the teacher's answers; None: the teacher runs on every step.
         """
@@ -55,14 +55,14 @@ class Segmentation:
         self.world, self.timeline = world, timeline
 
     def begin_epoch(self, epoch: int, batches: TrainingBatches) -> None:
-        """Find out whether the cache holds all that all ranks draw in this epoch; then the teacher leaves the device. A collective."""
+        """Check whether the cache holds all that all ranks draw in this epoch; if so, move the teacher to the CPU. A collective."""
         if self.cache is not None:
             complete = self.cache.begin_epoch(batches.views_of(epoch), batches.own_indices(epoch))
             if complete and self.teacher is not None:
                 self.teacher.to(torch.device("cpu"))
 
     def __call__(self, batch: MaskedBatch) -> Iterator[dict[str, torch.Tensor]]:
-        """The losses of a micro-batch on the model's device; scalars, in nats but for the Dice loss. A collective."""
+        """Losses of a micro-batch on the model's device; scalars, in nats except for the Dice loss. A collective."""
         yield self._losses(batch)
 
     def _losses(self, batch: MaskedBatch) -> dict[str, torch.Tensor]:
@@ -76,7 +76,7 @@ class Segmentation:
         with phase("student_forward"):
             logits, features = logits_and_features(self.model(batch.images))
         with phase("loss"):
-            labelled = counted() / self.world.size  # only here ranks wait for it
+            labelled = counted() / self.world.size  # ranks wait for it only here
             losses, label_loss = {}, pixel_cross_entropy(logits, masks, settings.ignore_index, labelled)
             if settings.dice_weight:
                 dice = dice_loss(_of_all_ranks(dice_sums(logits, masks, settings.ignore_index), self.world))
@@ -91,7 +91,7 @@ class Segmentation:
             return {**losses, **with_features(loss, features, taught, settings)}
 
     def _target(self, batch: MaskedBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The teacher's logits for each pixel, float32 (batch, classes, height, width), and its features where they are learned."""
+        """The teacher's logits for each pixel, float32 (batch, classes, height, width), and its features if they are learned."""
         answers = self._ask(batch.images) if self.cache is None else self.cache.answers(batch, self._ask)
         logits, features = logits_and_features(answers)
         return enlarged(logits, batch.images), features
@@ -103,21 +103,21 @@ class Segmentation:
 
 
 def enlarged(logits: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-    """Logits (batch, classes, rows, columns), scaled bilinearly to the height and width of their images, as Segmenter does it."""
+    """Logits (batch, classes, rows, columns), resized bilinearly to the height and width of their images, as in Segmenter."""
     return logits if logits.shape[2:] == images.shape[2:] else of_size(logits, images.shape[2:])
 
 
 def pixel_layout(
     settings: SegmentationSettings, kept: PixelCacheSettings, teacher: Teacher, image: torch.Tensor
 ) -> PixelLayout:
-    """How a label bank keeps a teacher's answers.
+    """The layout in which a label bank keeps a teacher's answers.
 
     Args:
         teacher: its logits are not enlarged.
         image: uint8 (1, channels, height, width), on the teacher's device.
 
     Raises:
-        ValueError: several models answer on grids of their own.
+        ValueError: the models of an ensemble answer on different grids.
     """
     grids = {member.name: tuple(member(image).shape[2:]) for member in teacher.eager().members}
     if len({*grids.values()}) > 1:
@@ -135,7 +135,7 @@ def pixel_layout(
 def load_teacher(
     settings: SegmentationSettings, environment: Environment, classes: Sequence[str], channels: int
 ) -> Teacher:
-    """The teacher in its channel, on the CPU; with teacher_cache its logits stay on its own grid, where they are kept.
+    """The teacher in its channel, on the CPU. With teacher_cache its logits stay on its own grid, as the cache keeps them.
 
     Raises:
         ValueError: as frozen.load.
@@ -176,7 +176,7 @@ def open_cache(
 def measured(
     teacher: Teacher, loader: Batches, settings: SegmentationSettings, classes: Sequence[str], world: World
 ) -> dict[str, Any]:
-    """What `evaluate_pixels` finds of a teacher, whose logits may be on a grid of its own."""
+    """Metrics of `evaluate_pixels` for a teacher, whose logits may be on a grid of its own."""
 
     def of_pixels(images: torch.Tensor) -> torch.Tensor:
         return enlarged(teacher(images), images)
@@ -185,6 +185,6 @@ def measured(
 
 
 def _of_all_ranks(own: torch.Tensor, world: World) -> torch.Tensor:
-    """The sum over all ranks, through which each has `world.size` times its own gradient: DDP then averages what should be a sum."""
+    """The sum over all ranks. Its gradient is `world.size` times this rank's own, because DDP averages what should be a sum."""
     everyones = world.total(own.detach().clone())
     return everyones + world.size * (own - own.detach())

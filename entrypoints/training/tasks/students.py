@@ -1,4 +1,4 @@
-"""The students of a run: built each by its own seed, made ready, and described."""
+"""The students of a run: each built from its own seed, prepared for training, and described."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from training.teacher.frozen import Teacher
 
 
 class Student(NamedTuple):
-    """A model that learns, and how."""
+    """A model that learns, and its settings."""
 
     model: nn.Module
-    """As TrainingState.trained has it."""
+    """`TrainingState.trained`, or its `trainable`."""
     settings: DistillationSettings
     """Its own."""
 
@@ -44,8 +44,8 @@ class Students:
     ):
         """
         Args:
-            each: as `training.settings.entries.variants` gives them.
-            teacher: whose features they learn, where they do.
+            each: from `training.settings.entries.variants`.
+            teacher: the one whose features they learn, if any.
             image: uint8 (1, channels, height, width), on the teacher's device.
             steps: optimizer steps of the run.
 
@@ -56,7 +56,7 @@ class Students:
         if self.settings[0].compile is True:  # the same for all
             allow_models(len(each) + 1)  # and the teacher
         for name, own in each.items():
-            torch.manual_seed(own.seed)  # its initial weights, and its projection's, do not depend on who else learns
+            torch.manual_seed(own.seed)  # its initial weights, and its projection's, do not depend on other students
             model = start.build(
                 own.student, own.student_options, classes, own.pretrained, environment, image_size=own.image_size
             )
@@ -67,15 +67,15 @@ class Students:
 
     @property
     def bare(self) -> list[Student]:
-        """Without a collective."""
+        """The students without a collective."""
         return [Student(state.trainable, own) for state, own in zip(self.states, self.settings)]
 
     @property
     def trained(self) -> list[Student]:
-        """As they learn."""
+        """The students as they learn."""
         return [Student(state.trained, own) for state, own in zip(self.states, self.settings)]
 
     @property
     def delivered(self) -> list[Trained]:
-        """As they are exported."""
+        """The students as they are exported."""
         return [Trained(state, own.student, own.student_options) for state, own in zip(self.states, self.settings)]

@@ -1,1 +1,1 @@
-"""Frozen teachers: their files, their logits, and the cache of those."""
+"""Frozen teachers: their files, their logits, and the cache of these logits."""

@@ -1,4 +1,4 @@
-"""A teacher is accepted or refused by its metrics on the held-out images."""
+"""Accepts or refuses a teacher by its metrics on the held-out images."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HINTS = {
         "the masks number the classes as its own training masks did",
     ),
 }
-"""By metric: its name in a sentence, the setting of its minimum, and what to check where it is lower."""
+"""By metric: its name in a sentence, the setting for its minimum, and what to check if it is lower."""
 
 
 def accept(
@@ -31,15 +31,15 @@ def accept(
     number_format: str,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Log a teacher's quality, and refuse one below the minimum.
+    """Log a teacher's quality, and refuse the teacher below the minimum.
 
     Args:
-        metrics: of the held-out images, validation_accuracy or validation_miou among them.
+        metrics: on the held-out images, with validation_accuracy or validation_miou among them.
         minimum: the setting min_teacher_accuracy or min_teacher_miou.
         number_format: of its weights.
 
     Returns:
-        The teacher's entry in result.json and the model's card.
+        The teacher's entry in result.json and in the model card.
 
     Raises:
         ValueError: as `require`.
@@ -53,7 +53,7 @@ def accept(
 
 
 def identity(taught: Mapping[str, Any]) -> dict[str, str]:
-    """What tells a teacher from others, by its entry in result.json: what a checkpoint of its student belongs to."""
+    """What identifies a teacher, from its entry in result.json: its student's checkpoints belong to it."""
     return {"teacher": f"{taught['model']} ({taught['digest'][:8]})"}
 
 

@@ -1,7 +1,7 @@
-"""Where a label bank lies: in the folder that the settings name, or where the archive that a run left was unpacked.
+"""Finds a label bank's folder: the one that the settings name, or the one into which a run's archive was unpacked.
 
-What an archive was unpacked to is used again only where it is whole, and of that archive: SageMaker restores the files of a checkpoint
-folder that it had time to copy, and a channel may hold another bank than before.
+An unpacked folder is reused only if it is complete and came from this archive: SageMaker restores only those files of a checkpoint folder
+that it had time to copy, and a channel may hold another bank than before.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from training.settings.distillation import LabelBankSettings
 from training.teacher.label_bank import CHECKSUMS, NO_ROOM
 
 BANK_ARCHIVE = "model.tar.gz"
-"""The label bank that a run of label_images.py left, as `inputs: {cache: {run: NAME}}` brings it."""
+"""The label bank that a run of label_images.py left, as `inputs: {cache: {run: NAME}}` provides it."""
 
 OWN = "teacher_cache"
-"""Among the checkpoints: the bank of a job that names no other."""
+"""In the checkpoint folder: the bank of a job that names no other."""
 
 UNPACKED = "unpacked_bank"
-"""Among the checkpoints: the content of an archive, which the run goes on filling. OWN may hold other answers, and is left as it is."""
+"""In the checkpoint folder: an unpacked archive, which the run goes on filling. OWN may hold other answers and is left as it is."""
 
 MARKER = ".unpacked.json"
-"""In a folder with an archive's content: which archive it is of, and the sizes of its files. It is written last."""
+"""In an unpacked folder: which archive it came from, and the sizes of its files. Written last."""
 
 UNFINISHED = ".bank-*"
-"""Among the checkpoints: what a kill left of an archive that earlier versions were unpacking there."""
+"""In the checkpoint folder: left by earlier versions that were killed while unpacking an archive there."""
 
 GZIP_TRAILER = 8
 """Bytes at the end of a gzip file: CRC-32 and length of its content (RFC 1952, section 2.3.1)."""
 
 Origin = dict[str, str | int]
-"""What tells an archive from others."""
+"""What identifies an archive."""
 
 
 def bank_folder(
@@ -46,11 +46,11 @@ def bank_folder(
 ) -> Path:
     """The folder of the label bank. A collective.
 
-    One that a run left comes as an archive. It is unpacked once a host: among the checkpoints, so that a restart finds what was added; or
-    where it is only read, on the host's own disk, from where SageMaker copies nothing to S3, and where later runs find it.
+    A bank that a run left comes as an archive, unpacked once per host: into the checkpoint folder, so that a restart finds what was added;
+    or, if it is only read, onto the host's own disk, from which SageMaker copies nothing to S3, and where later runs find it.
 
     Args:
-        full: bytes of a bank with a record of every image, for which its files have room.
+        full: bytes of a bank with a record of every image, the apparent size of its files.
         read_only: nothing will be added to the bank.
 
     Raises:
@@ -65,7 +65,7 @@ def bank_folder(
     limit = max(SMALL + full, MAX_RATIO * archive.stat().st_size)  # it may hold views that this run does not take
 
     def unpacked() -> Exception | None:
-        """What kept this process from it."""
+        """The error that kept this process from unpacking, if any."""
         try:
             with locked(place / "lock"):
                 _remove_unfinished(environment)
@@ -78,14 +78,14 @@ def bank_folder(
 
     problem = world.hosts_alone(unpacked)
     if not world.any(problem is not None):
-        problem = unpacked()  # by now it is there, but where host_folder gives each process one of its own
+        problem = unpacked()  # already there, unless host_folder gives each process its own folder
     if world.any(problem is not None):
         raise problem or ValueError("another process cannot unpack its label bank; its own message says why")
     return target
 
 
 def _named_folder(kept: LabelBankSettings, environment: Environment) -> Path:
-    """The channel, the folder, or the one among the checkpoints: whichever the settings name."""
+    """The channel, the named folder, or the one in the checkpoint folder: whichever the settings choose."""
     if kept.channel is not None:
         return environment.channel(kept.channel)
     if kept.where is not None:
@@ -98,7 +98,7 @@ def _named_folder(kept: LabelBankSettings, environment: Environment) -> Path:
 
 
 def _folder_to_fill(archive: Path, environment: Environment) -> Path:
-    """Where an archive is unpacked that a run adds answers to."""
+    """Where to unpack an archive that the run adds answers to."""
     if environment.checkpoint_dir is None:
         raise ValueError(
             f"teacher_cache: {archive} is unpacked among the checkpoints, and the job keeps none: unpack it, and give the folder"
@@ -107,7 +107,7 @@ def _folder_to_fill(archive: Path, environment: Environment) -> Path:
 
 
 def _origin(archive: Path) -> Origin:
-    """What tells an archive from others, without reading it: tar notes when files were written, so that no two runs leave the same."""
+    """What identifies an archive, without reading it all: tar stores modification times, so no two runs leave the same archive."""
     size = archive.stat().st_size
     with open(archive, "rb") as file:
         file.seek(max(0, size - GZIP_TRAILER))
@@ -115,10 +115,10 @@ def _origin(archive: Path) -> Origin:
 
 
 def _is_whole(target: Path, origin: Origin) -> bool:
-    """Whether a folder has all of an archive's content. A run that repairs a record shortens the list of checksums.
+    """Whether a folder holds all of an archive's content. CHECKSUMS may differ: a run that repairs a record shortens it.
 
     Raises:
-        OSError: storage failed for long: the folder may be whole, with answers that the archive has not.
+        OSError: storage kept failing: the folder may be complete, with answers that the archive lacks.
     """
     try:
         marker = json.loads(read_patiently((target / MARKER).read_bytes, target / MARKER))
@@ -130,10 +130,10 @@ def _is_whole(target: Path, origin: Origin) -> bool:
 
 
 def _unpack(archive: Path, target: Path, limit: int) -> None:
-    """Unpack an archive in place of whatever part, or other archive's content, there is.
+    """Unpack an archive, replacing any partial or other content.
 
     Raises:
-        ValueError: as models.files.unpack, which nothing is left of; or the disk is full.
+        ValueError: as models.files.unpack, leaving nothing behind; or the disk is full.
     """
     shutil.rmtree(target, ignore_errors=True)
     try:
@@ -147,7 +147,7 @@ def _unpack(archive: Path, target: Path, limit: int) -> None:
 
 
 def _mark(target: Path, origin: Origin) -> None:
-    """Note whose content a folder has, once all of it is on the disk."""
+    """Write the marker, once all of the folder's content is on disk."""
     sizes = {}
     for file in sorted(path for path in target.rglob("*") if path.is_file()):
         with open(file, "rb") as opened:
@@ -157,7 +157,7 @@ def _mark(target: Path, origin: Origin) -> None:
 
 
 def _remove_unfinished(environment: Environment) -> None:
-    """Free the room of an archive that nobody goes on unpacking."""
+    """Remove what interrupted unpackings left, which nobody will finish."""
     if environment.checkpoint_dir is not None:
         for folder in environment.checkpoint_dir.glob(UNFINISHED):
             shutil.rmtree(folder, ignore_errors=True)

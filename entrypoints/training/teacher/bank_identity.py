@@ -1,4 +1,4 @@
-"""What a label bank's answers depend on, compared between a bank and a run; all in which they differ is named."""
+"""Compares what a label bank's answers depend on between a bank and a run, and names every difference."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def identity_of(parts: Mapping[str, str], images: int, records: Records) -> dict
     """The manifest's `logits of`.
 
     Args:
-        parts: hashes or names of all that the logits depend on: "teacher weights", "transform", "data", "dtype".
-        images: training images.
+        parts: hashes or names of everything the logits depend on: "teacher weights", "transform", "data", "dtype".
+        images: number of training images.
     """
     return {"record format": FORMAT, **parts, "images": images, **records.identity()}
 
@@ -29,11 +29,11 @@ def require_same(where: Path, manifest: Values, identity: Values, about: Values,
 
     Args:
         manifest: the bank's.
-        identity, about: what this run would write as the manifest's `logits of`, and below `created`. Where both sides' `created`
-            describe a part, such as "transform", that tells how it differs.
+        identity, about: what this run would write as the manifest's `logits of` and under `created`. If both sides' `created` describe
+            a part, such as "transform", the message says how it differs.
 
     Raises:
-        ValueError: they differ; the message names all in which they do, and ends with the fix.
+        ValueError: they differ; the message names every difference and ends with the fix.
     """
     there, created = manifest[IDENTITY], manifest.get("created", {})
     different = [
@@ -46,7 +46,7 @@ def require_same(where: Path, manifest: Values, identity: Values, about: Values,
 
 
 def _difference(there: Any, here: Any, details_there: Any, details_here: Any) -> str:
-    """How two values of one part differ; by what is behind them, where both sides say it."""
+    """How two values of one part differ; by the details behind them, if both sides give them."""
     if isinstance(details_there, dict) and isinstance(details_here, dict):
         there_flat, here_flat = dict(_flat(details_there)), dict(_flat(json.loads(json.dumps(details_here))))
         names = [

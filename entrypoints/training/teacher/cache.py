@@ -1,7 +1,7 @@
-"""The teacher cache: a run reads a label bank and fills it, so that a view of an image passes through the teacher once, over all runs.
+"""The teacher cache: reads and fills a label bank, so that each view of an image passes through the teacher once across all runs.
 
-A record whose checksum does not hold counts as absent, whether unwritten, torn by a kill or damaged later, and is computed again. So there
-is no index to repair and no order to keep.
+A record whose checksum fails counts as missing, whether unwritten, torn by a kill or damaged later, and is computed again. So there is no
+index to repair and no write order to keep.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ from training.teacher.pixel_records import Layout
 Batch = LabelledBatch | MaskedBatch
 
 READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTSUP, errno.ENOSYS}
-"""Errors of file systems that are read-only, or cannot write within a file, such as mounted S3 buckets."""
+"""Errors of file systems that are read-only or cannot write within a file, such as mounted S3 buckets."""
 
 
 class TeacherCache:
-    """The answers of one teacher for one data set and one augmentation.
+    """One teacher's answers for one data set and one augmentation.
 
-    Every process of a run holds one. In an epoch with missing records all ranks exchange what their teachers compute, and one
-    rank of each folder writes it: `where` is a folder of each host, or one that all share. An epoch that finds all its records
-    runs no teacher and has no collective.
+    Every process of a run holds an instance. In an epoch with missing records, all ranks exchange what their teachers compute, and
+    one rank per folder writes it: `where` is each host's own folder, or one that all hosts share. An epoch that finds all its
+    records runs no teacher and has no collective.
     """
 
     def __init__(
@@ -73,12 +73,12 @@ class TeacherCache:
         self.drawn = drawn
         self._seal = Seal(key_of(identity), layout.size)
         self.missing = MissingAnswers(self._seal, stand_in)
-        """Finds images whose answers a view lacks."""
+        """Finds images without an answer in a view."""
         self._files: dict[int, ViewFile] = {}
-        """Those of the views that this epoch draws."""
+        """Open files of the views that this epoch draws."""
         self._filling = Filling(layout, world)
         self._changed: set[int] = set()
-        """The views that this process has written to, whose checksums are gone then."""
+        """Views that this process has written to, whose checksums were removed."""
         self.writable = self.complete = False
         self._writes = self._exchanged = self._lacks_room = False
         self.hits = self.misses = 0
@@ -98,17 +98,17 @@ class TeacherCache:
         drawn: int | None = None,
         about: Mapping[str, Any] = MappingProxyType({}),
     ) -> TeacherCache:
-        """The cache in a folder, or a new one there. A collective.
+        """Open the cache in a folder, or create one there. A collective.
 
         Args:
-            where: a folder of this host, or one that all share; read-only is fine if it holds all `views`.
-            parts: hashes or names of all that the logits depend on: "teacher weights", "transform", "data", "dtype".
-            images: training images.
-            drawn: of these, how many one view draws. None: all.
+            where: this host's own folder, or one that all share; read-only is fine if it holds all `views`.
+            parts: hashes or names of everything the logits depend on: "teacher weights", "transform", "data", "dtype".
+            images: number of training images.
+            drawn: how many of them one view draws. None: all.
             views: reproducible variations of each image.
-            stand_in: the image that comes for a drawn one: itself, or another if it is broken.
-            about: what else a new manifest says; no record depends on it.
-            layout: of what is kept of an answer.
+            stand_in: maps a drawn image to the one used: itself, or another if it is broken.
+            about: further entries of a new manifest; no record depends on them.
+            layout: how an answer is stored.
 
         Raises:
             ValueError: the folder holds other logits, its disk is too small, or it is read-only and incomplete; the message names
@@ -132,7 +132,7 @@ class TeacherCache:
         return self.views * self.drawn * self.layout.size
 
     def say(self) -> str:
-        """A line for people: what is kept, where, and its final size."""
+        """Log line: what is kept, where, and its final size."""
         return (
             f"label bank {self.where}: {self.views} view{'s' if self.views > 1 else ''} of {self.drawn:,} images, {self.layout.about()}: "
             f"{self.layout.size:,} bytes each, {_readable(self.size_bytes)} in all; "
@@ -144,14 +144,14 @@ class TeacherCache:
         )
 
     def begin_epoch(self, views: Sequence[int], indices: np.ndarray | torch.Tensor | list[int]) -> bool:
-        """Open views and check whether they hold all that an epoch will draw. A collective.
+        """Open views and check whether they hold every record that an epoch will draw. A collective.
 
         Args:
             views: from 1 to `views`.
-            indices: of the images of which this rank will draw these views, in any shape and order.
+            indices: of the images for which this rank will draw these views, in any shape and order.
 
         Returns:
-            Whether all ranks found all their records: the epoch needs no teacher.
+            Whether all ranks found all their records, so that the epoch needs no teacher.
         """
         assert views and all(1 <= view <= self.views for view in views), f"{[*views]} of {self.views} views"
         self.world.hosts_alone(self.sync)
@@ -166,12 +166,12 @@ class TeacherCache:
         return self.complete
 
     def answers(self, batch: Batch, teacher: Callable[[torch.Tensor], Output]) -> Output:
-        """The teacher's answers for a batch, in float32 on the device of its images, rounded as records are.
+        """The teacher's answers for a batch, float32 on the device of its images, rounded as records are.
 
-        Computed answers are rounded too, so that a killed run resumes with the same numbers. For the same reason a batch with any
-        record missing passes through the teacher whole: for a part of it, another shape, a library may add in another order.
+        Computed answers are rounded too, so that a killed run resumes with the same numbers. For the same reason, a batch with any
+        missing record passes through the teacher whole: with another batch size, a library may sum in another order.
 
-        Where `complete` is false this is a collective: every rank calls it equally often, with batches of one size.
+        If `complete` is false, this is a collective: every rank calls it equally often, with batches of one size.
 
         Args:
             batch: its indices and views are on the CPU; the views are among those of `begin_epoch`.
@@ -182,7 +182,7 @@ class TeacherCache:
 
         Raises:
             ValueError: the answers for an earlier batch are not finite.
-            OSError: storage fails. On a full disk records are missing, and training goes on.
+            OSError: storage fails. A full disk does not raise: records are missing, and training goes on.
         """
         records, held = self._read(batch)
         missing, draws = ~held, self._draws(batch)
@@ -208,10 +208,9 @@ class TeacherCache:
         return _chosen(is_missing, computed, self.layout.decode(records, device))
 
     def lacking(self, view: int, batches: np.ndarray) -> np.ndarray:
-        """Which batches, int64 (batches, images), hold an image of a view that lacks its record in any host's folder: bool (batches,).
+        """Which batches, int64 (batches, images), hold an image whose record of a view is missing in any host's folder: bool (batches,).
 
-        A collective, of which each process of a host looks at its share. A broken image has no record of its own, so that its batch always
-        counts.
+        A collective; each process of a host checks its share. A broken image has no record of its own, so its batch always counts.
         """
         step, here = max(1, PIECE // (self.layout.size * batches.shape[1])), processes_on_host()
         found, own = np.zeros(len(batches), np.float32), np.arange(self.world.local_rank % here, len(batches), here)
@@ -224,11 +223,11 @@ class TeacherCache:
         return lacks
 
     def fill(self, batch: Batch, teacher: Callable[[torch.Tensor], Output]) -> None:
-        """Keep the teacher's answers for a batch, whatever there was. A collective, as `answers` where `complete` is false.
+        """Store the teacher's answers for a batch, replacing any there. A collective, like `answers` if `complete` is false.
 
         Raises:
             ValueError: as `answers`.
-            OSError: storage fails, or is full.
+            OSError: storage fails or is full.
         """
         draws = self._draws(batch)
         packed = self.layout.pack(teacher(batch.images))
@@ -237,7 +236,7 @@ class TeacherCache:
         self.misses += len(draws)
 
     def complete_view(self) -> None:
-        """Write down the SHA-256 of the open view's file, which holds all that it ever will. A collective."""
+        """Record the SHA-256 of the open view's file, which will not change any more. A collective."""
         self.world.hosts_alone(self.sync)
         self.world.any(False)  # all writers are done
         self.world.hosts_alone(self._write_checksum)
@@ -248,7 +247,7 @@ class TeacherCache:
             write_checksums(self.where, {**read_checksums(self.where), file.path.name: sha256_of(file.path)})
 
     def sync(self) -> None:
-        """Flush what was written to the disk, before a checkpoint relies on it."""
+        """Flush written records to disk, before a checkpoint relies on them."""
         self._filling.settle()
         for file in self._files.values():
             file.sync()
@@ -260,7 +259,7 @@ class TeacherCache:
             self._files.popitem()[1].close()
 
     def _set_up(self, identity: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-        """Write or check the manifest, and whether this host can write here and has room.
+        """Write or check the manifest; check whether this host can write here and has room.
 
         Raises:
             ValueError: as `open`.
@@ -299,12 +298,12 @@ class TeacherCache:
             )
 
     def _draws(self, batch: Batch) -> np.ndarray:
-        """One number for each image of a batch, in its view: int64 (batch,)."""
+        """A number for each image of a batch and its view: int64 (batch,)."""
         draws: np.ndarray = batch.views.numpy() * self.images + batch.indices.numpy()
         return draws
 
     def _read(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """The records of a batch, uint8 (batch, record size), and which of them hold: bool (batch,)."""
+        """The records of a batch, uint8 (batch, record size), and which are valid: bool (batch,)."""
         indices, views = batch.indices.numpy(), batch.views.numpy()
         records, held = np.empty((len(indices), self.layout.size), np.uint8), np.empty(len(indices), np.bool_)
         for view in np.unique(views).tolist():
@@ -313,7 +312,7 @@ class TeacherCache:
         return records, held
 
     def _read_view(self, view: int, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The records of a view of images, uint8 (images, record size), and which of them hold: bool (images,)."""
+        """The records of images in one view, uint8 (images, record size), and which are valid: bool (images,)."""
         assert view in self._files, f"view {view} is none that begin_epoch opened"
         records = self._files[view].read(indices)
         return records, self._seal.holds(records, indices, view)
@@ -331,8 +330,8 @@ class TeacherCache:
             file.write(own, indices[places])
 
     def _write_where_room(self, records: np.ndarray, draws: np.ndarray) -> None:
-        """The same while training goes on, which lacks nothing without: the next epoch asks the teacher again. A checkpoint that is being
-        written beside the bank may fill the disk for a moment."""
+        """`_write` during training, which can do without: the next epoch asks the teacher again. A checkpoint that is being written
+        beside the bank may fill the disk for a moment."""
         try:
             self._write(records, draws)
         except OSError as error:
@@ -345,13 +344,13 @@ class TeacherCache:
             self._lacks_room = True
 
     def _forget_checksum(self, file: ViewFile) -> None:
-        """The checksum of a view's file that is about to change."""
+        """Remove the checksum of a view's file that is about to change."""
         checksums = read_checksums(self.where)
         if checksums.pop(file.path.name, None) is not None:
             write_checksums(self.where, checksums)
 
     def _sees_the_first(self) -> bool:
-        """Whether `where` is rank 0's folder too, as on FSx, where hosts writing to one file wait for each other. A collective."""
+        """Whether `where` is rank 0's folder too, as on FSx, where hosts that write to one file wait for each other. A collective."""
         name = b"-"
         with contextlib.ExitStack() as stack:
             if self.world.is_first and self.writable:
@@ -364,7 +363,7 @@ class TeacherCache:
 
 
 def _chosen(first: torch.Tensor, one: Output, other: Output) -> Output:
-    """Answers of which some come from one batch, bool (batch,), and the rest from another."""
+    """`one`'s answers where `first`, bool (batch,), is true; elsewhere `other`'s."""
 
     def of(own: torch.Tensor, its: torch.Tensor) -> torch.Tensor:
         return torch.where(first.reshape(-1, *[1] * (own.ndim - 1)), own, its)
@@ -387,7 +386,7 @@ def _cannot_begin(where: Path) -> Iterator[None]:
 
 
 def _can_write(where: Path, path: Path) -> bool:
-    """Whether a folder takes new files, and writes within `path`, which is created if need be."""
+    """Whether a folder accepts new files and writes within `path`, which is created if needed."""
     try:
         with tempfile.TemporaryFile(dir=where):
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o644))
@@ -399,7 +398,7 @@ def _can_write(where: Path, path: Path) -> bool:
 
 
 def _allocated(path: Path) -> int:
-    """Bytes that a file takes on its disk; 0: it does not exist."""
+    """Bytes that a file takes on disk; 0 if it does not exist."""
     try:
         return path.stat().st_blocks * 512
     except FileNotFoundError:

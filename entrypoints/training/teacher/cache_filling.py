@@ -1,4 +1,4 @@
-"""The answers that all ranks' teachers compute, written to the cache's files while training goes on."""
+"""Writes the answers that all ranks' teachers compute to the cache's files, while training goes on."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from training.runtime import accelerator
 from training.teacher.pixel_records import Layout
 
 BEHIND = 2
-"""Batches under way to the disk; with more, training waits for the oldest."""
+"""Batches that may be on their way to disk; beyond that, training waits for the oldest."""
 
 PIECE_BYTES = 64 * 2**20
-"""Of all ranks' answers that are on a device at a time: tokens of 64 ranks with 128 images each are 800 MB."""
+"""Limit on all ranks' answers on a device at once: tokens of 64 ranks with 128 images each are 800 MB."""
 
 DRAW_BYTES = 8
 """Bytes of a draw's number."""
@@ -35,21 +35,21 @@ class Filling:
 
     def __init__(self, layout: Layout, world: World):
         self._layout, self._world = layout, world
-        # waiting for a copy would make a context of its own on the first GPU, which every new thread begins with
+        # a new thread starts on the first GPU, where waiting for a copy would create a context of its own
         self._thread = ThreadPoolExecutor(1, "teacher cache", accelerator.make_current, (world.device,))
         self._under_way: deque[Future[None]] = deque()
 
     def add(
         self, packed: torch.Tensor, draws: np.ndarray, new: np.ndarray, write: Write | None, exchanged: bool
     ) -> None:
-        """Have a batch's new answers written later.
+        """Queue a batch's new answers for writing.
 
         Args:
             packed: as the layout's `pack` returns them, on the device.
             draws: a number for each view of an image, int64 (batch,).
-            new: those to write, bool (batch,).
+            new: which to write, bool (batch,).
             write: None: another process of this host writes.
-            exchanged: write all ranks' answers. Then a collective: every rank calls it equally often, with as many images.
+            exchanged: write all ranks' answers. The call is then a collective: every rank makes it equally often, with as many images.
 
         Raises:
             ValueError, OSError: an earlier batch could not be written.
@@ -66,7 +66,7 @@ class Filling:
             self._copy(self._world.gather_rows(part), write, BEHIND * len(parts))
 
     def _copy(self, rows: torch.Tensor, write: Write | None, behind: int) -> None:
-        """Have rows written later, from a copy on the host; with that many under way wait for the oldest."""
+        """Queue rows for writing, from a copy on the host; if `behind` are under way, wait for the oldest."""
         if write is None:
             return
         host, done, device = rows, None, rows.device
@@ -82,7 +82,7 @@ class Filling:
         self._under_way.append(self._thread.submit(self._write, host, done, write))
 
     def settle(self) -> None:
-        """Wait until all is written.
+        """Wait until everything is written.
 
         Raises:
             ValueError, OSError: something could not be written.

@@ -1,4 +1,4 @@
-"""A complete label bank: it answers for a teacher that nobody has here, and its manifest says whose answers they are."""
+"""A complete label bank stands in for a teacher that is not available here; its manifest says whose answers they are."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from training.teacher.label_bank import IDENTITY, MANIFEST, ViewFile, digest_of,
 from training.teacher.logit_records import RecordLayout
 
 OF_THE_TEACHER = ("teacher weights", "dtype")
-"""Parts of a bank's identity that it says itself, for there is no teacher to compare them with."""
+"""Parts of a bank's identity taken from the bank itself, as there is no teacher to compare them with."""
 
 TRIED = 1000
-"""Of up to this many images without an answer, those that need one are counted exactly."""
+"""Among up to this many images without an answer, those that need one are counted exactly."""
 
 CLASS_NAMES = "class names"
-"""Below `created` in the manifest: the classes, in the order of the logits."""
+"""Under `created` in the manifest: the classes, in the order of the logits."""
 
 FIX = "correct these here, as the bank has them, or give a bank of this job's own images and settings"
 
@@ -35,10 +35,10 @@ FILL = (
 
 
 class CompleteBank:
-    """The answers of a teacher that is not here, read-only.
+    """Read-only answers of a teacher that is not available here.
 
     Attributes:
-        cache: gives the logits of batches; it never asks its teacher, once `require_answers` has passed.
+        cache: gives the logits of batches; it never calls the teacher once `require_answers` has passed.
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class CompleteBank:
         """A collective.
 
         Args:
-            where: a folder of this host, or one that all share.
-            parts: of the identity, but for OF_THE_TEACHER.
-            about: "class names" of the data, and "transform", all that its hash stands for.
+            where: this host's own folder, or one that all share.
+            parts: of the identity, except OF_THE_TEACHER.
+            about: "class names" of the data, and "transform", everything that its hash stands for.
             images, layout, views, stand_in, drawn: as TeacherCache takes them.
 
         Raises:
-            ValueError: the folder holds no bank, or one of other images, views or classes, or of other numbers kept; the message names
-                all that differs.
+            ValueError: the folder holds no bank, or one for other images, views or classes, or that keeps other numbers; the message
+                names every difference.
         """
         identity, problem = identity_of(parts, images, layout), None
         try:
@@ -88,7 +88,7 @@ class CompleteBank:
         }
 
     def say(self) -> str:
-        """A line for people."""
+        """Log line."""
         about, cache = self.about(), self.cache
         return (
             f"label bank {cache.where}: it has all answers that this run needs, of {about['model']} in {about['precision']}, "
@@ -103,7 +103,7 @@ class CompleteBank:
             steps: optimizer steps of the run.
 
         Raises:
-            ValueError: some are lacking, or a file is damaged; the message names the views, how many answers each lacks, and the fix.
+            ValueError: answers are missing, or a file is damaged; the message names the views, how many answers each lacks, and the fix.
         """
         world, lacking, some = self.cache.world, list[tuple[int, str]](), False
         for view, images in _drawn(batches, steps):
@@ -123,7 +123,7 @@ class CompleteBank:
             )
 
     def _lacking(self, view: int, images: np.ndarray) -> int:
-        """How many of these images, each there once, have no answer. A broken image has none of its own, and needs none."""
+        """How many of these distinct images lack an answer. A broken image has none of its own and needs none."""
         with contextlib.ExitStack() as stack:
             file, path = None, view_file(self.cache.where, view)
             if path.is_file():
@@ -135,7 +135,7 @@ class CompleteBank:
 def _opened(
     where: Path, identity: Mapping[str, Any], about: Mapping[str, Any]
 ) -> tuple[dict[str, Any], Mapping[str, Any]]:
-    """A bank's identity and what else its manifest says, where it has what a run asks for.
+    """A bank's identity and the `created` of its manifest, if they match what the run asks for.
 
     Raises:
         ValueError: as CompleteBank.
@@ -158,7 +158,7 @@ def _opened(
 
 
 def _drawn(batches: TrainingBatches, steps: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Each view that a run draws, with its images, int64 (images,), each once and rising."""
+    """Each view that a run draws, with its distinct images, int64 (images,), ascending."""
     epochs, each = -(-steps // len(batches)), batches.global_batch_size // batches.together
     for first in range(
         1, min(epochs, batches.views or epochs) + 1, batches.together
@@ -173,7 +173,7 @@ def _drawn(batches: TrainingBatches, steps: int) -> Iterator[tuple[int, np.ndarr
 
 
 def _by_view(lacking: Sequence[tuple[int, str]]) -> Iterator[str]:
-    """What each view lacks; neighbours that lack the same are named together."""
+    """What each view lacks; consecutive views that lack the same are named together."""
     for (what, _), group in groupby(enumerate(lacking), key=lambda one: (one[1][1], one[1][0] - one[0])):
         views = [view for _, (view, _) in group]
         yield f"view {views[0]}: {what}" if len(views) == 1 else f"views {views[0]} to {views[-1]}: {what} each"

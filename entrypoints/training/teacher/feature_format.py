@@ -14,16 +14,16 @@ from training.teacher.bits import CODE_BITS
 FeaturePrecision = Literal["fp16", "int8", "int4"]
 
 LEVEL, SHAPE, PRECISION = "feature level", "feature shape", "feature precision"
-"""Entries of a manifest's `logits of`; none of them where no features are kept."""
+"""Entries of a manifest's `logits of`; absent if no features are kept."""
 
 
 @dataclass(frozen=True)
 class FeatureFormat:
-    """The features of one view of one image: one vector, or one for each place, little-endian.
+    """The features of one view of one image: one vector, or one per place, little-endian.
 
-    int8 and int4 keep a number as its distance from its vector's largest one, in steps of a scale of the vector: the widest distance over
-    255 or 15. Half of all numbers of a network's last layer may be 0, and others lie around it: a code that begins at the least or largest
-    number wastes no step on either.
+    int8 and int4 store a number as its distance from its vector's largest one, in steps of the vector's scale: the widest distance over
+    255 or 15. Half of the numbers of a network's last layer may be 0, with others around it: a code that starts at the smallest or
+    largest number wastes no step on either.
     """
 
     level: str
@@ -34,26 +34,26 @@ class FeatureFormat:
 
     @classmethod
     def of(cls, identity: Mapping[str, Any]) -> FeatureFormat | None:
-        """That of a bank, by its manifest's `logits of`. None: it keeps no features."""
+        """A bank's feature format, from its manifest's `logits of`. None: it keeps no features."""
         return cls(identity[LEVEL], tuple(identity[SHAPE]), identity[PRECISION]) if LEVEL in identity else None
 
     def identity(self) -> dict[str, Any]:
-        """What a manifest's `logits of` says of them."""
+        """Entries of a manifest's `logits of` that describe them."""
         return {LEVEL: self.level, SHAPE: [*self.shape], PRECISION: self.precision}
 
     def about(self) -> str:
-        """What is kept, for people."""
+        """Summary of what is kept, for messages."""
         places = f"{self.shape[0]} × {self.shape[1]} × " if len(self.shape) == 3 else ""
         return f"{self.level} features of {places}{self.width:,} numbers in {self.precision}"
 
     @property
     def width(self) -> int:
-        """Numbers of a vector."""
+        """Numbers in a vector."""
         return self.shape[-1]
 
     @property
     def vectors(self) -> int:
-        """Of an image."""
+        """Vectors per image."""
         return math.prod(self.shape[:-1])
 
     @property
@@ -63,7 +63,7 @@ class FeatureFormat:
 
     @property
     def fields(self) -> list[tuple[str, str, tuple[int, ...]]]:
-        """A record's fields. A vector's codes are a whole number of bytes."""
+        """A record's fields. A vector's codes take a whole number of bytes."""
         if self.code_bits is None:
             return [("features", "<f2", (self.vectors, self.width))]
         codes, each = -(-self.width * self.code_bits // 8), (self.vectors,)
@@ -87,7 +87,7 @@ class FeatureFormat:
             )
 
     def decode(self, fields: np.ndarray) -> np.ndarray:
-        """What records say, float32 (images, *shape)."""
+        """The features in records, float32 (images, *shape)."""
         if self.code_bits is None:
             numbers = fields["features"].astype(np.float32)
         else:

@@ -1,4 +1,4 @@
-"""A teacher's features on their device as bytes of a label bank's records, and back."""
+"""Converts a teacher's features, on their device, to bytes of a label bank's records and back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from training.teacher.feature_format import FeatureFormat
 from training.teacher.tensor_bits import bytes_of, fp16_of, pack_bits, unpack_bits
 
 LEAST_SCALE = 2.0**-24
-"""The least number above 0 of fp16; where all numbers of a vector are equal the scale is 0, and their codes are 0 over this."""
+"""The smallest positive fp16 number. If all numbers of a vector are equal, its scale is 0, and this as divisor gives codes of 0."""
 
 
 def pack_features(kept: FeatureFormat, features: torch.Tensor) -> torch.Tensor:
@@ -27,7 +27,7 @@ def pack_features(kept: FeatureFormat, features: torch.Tensor) -> torch.Tensor:
 
 
 def unpack_features(kept: FeatureFormat, content: torch.Tensor) -> torch.Tensor:
-    """What `pack_features` gave, or the same bytes of records -> the features that are kept, float32 (batch, *kept.shape)."""
+    """Output of `pack_features`, or the same bytes of records -> the features kept, float32 (batch, *kept.shape)."""
     shape = (len(content), *kept.shape)
     if kept.code_bits is None:
         return fp16_of(content).reshape(shape)

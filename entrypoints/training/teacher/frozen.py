@@ -24,13 +24,13 @@ from training.models.precision import FORMATS
 Precision = Literal["fp32", "bf16", "fp16"]
 
 LOCAL, HUB = "local-dir:", "hf-hub:"
-"""timm's prefixes of a model in a folder, and of one on the Hugging Face hub without a name in timm."""
+"""timm's prefixes for a model in a folder, and for one on the Hugging Face Hub that timm has no name for."""
 
 
 class FrozenModel:
-    """One model's logits, and features on request, in its own normalisation, resolution and number format.
+    """One frozen model: its logits, and features on request, in its own normalisation, resolution and number format.
 
-    It is no nn.Module, so no optimizer, average, DDP or checkpoint of the student reaches it.
+    Not an nn.Module, so no optimizer, average, DDP or checkpoint of the student reaches it.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class FrozenModel:
     ):
         """
         Args:
-            model: changed, and not to be used elsewhere.
+            model: changed in place, and not to be used elsewhere.
             name, options: the arguments of timm.create_model.
-            cuda_graphs: where it is compiled, as CUDA graphs.
-            features: those that it is asked for. None: none.
+            cuda_graphs: run the compiled model as CUDA graphs.
+            features: which to return beside the logits. None: none.
 
         Raises:
             ValueError: as WithFeatures.
@@ -68,17 +68,17 @@ class FrozenModel:
         return self.with_features(images)[0]
 
     def with_features(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The same, and the features that it is asked for, float32 (batch, width) or (batch, rows, columns, width)."""
-        if any(module.training for module in self._parts):  # after a call of train(): dropout and BatchNorm stay off
+        """The same logits, and the requested features, float32 (batch, width) or (batch, rows, columns, width)."""
+        if any(module.training for module in self._parts):  # someone called train(): dropout and BatchNorm stay off
             self.model.eval()
-        # no_grad: the backward pass of the student's loss cannot keep inference_mode's tensors
+        # no_grad: the student's backward pass cannot save inference_mode's tensors
         with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
             output = (self._compiled or self._called)(images)
             logits, features = output if isinstance(output, tuple) else (output, None)
             return logits.float(), None if features is None else features.float()
 
     def digest(self) -> str:
-        """SHA-256 of all that the logits depend on but the images, whatever file and device hold the weights."""
+        """SHA-256 of everything but the images that the logits depend on, whichever file and device hold the weights."""
         described = {
             "name": self.name,
             "options": self.options,
@@ -112,14 +112,14 @@ class Teacher:
         return torch.stack([first, *others]).mean(0) if others else first
 
     def with_features(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The logits and the features of the only model, which was loaded with them, from one forward pass."""
+        """The logits and features of the only model, which was loaded with features, from one forward pass."""
         [member] = self.members
         logits, features = member.with_features(images)
         assert features is not None, "whoever asks for features has loaded the teacher with them"
         return logits, features
 
     def to(self, device: torch.device) -> Teacher:
-        """Move the weights to a device, in place; free if they are there."""
+        """Move the weights to a device, in place; a no-op if they are there."""
         for member in self.members:
             if member.model.mean.device != device:  # `to` walks through all modules and parameters
                 member.model.to(device)
@@ -143,14 +143,14 @@ class Teacher:
         return sum(value.numel() * value.element_size() for value in held)
 
     def eager(self) -> Teacher:
-        """The same models, not compiled, for a trial of batch sizes, which would leave shapes behind."""
+        """The same models, uncompiled: for a trial of batch sizes, whose shapes a compiled model would keep."""
         members = [*map(copy.copy, self.members)]
         for member in members:
             member.run_as_it_is()
         return Teacher(members)
 
     def digest(self) -> str:
-        """SHA-256 of all that the logits depend on but the images; the order of several models does not count."""
+        """SHA-256 of everything but the images that the logits depend on; the order of models does not count."""
         return hashlib.sha256("".join(sorted(member.digest() for member in self.members)).encode()).hexdigest()
 
 
@@ -169,32 +169,32 @@ def load(
     enlarged: bool = True,
     features: Level | None = None,
 ) -> Teacher:
-    """The teacher in a channel, or with published weights; on the CPU.
+    """Load the teacher from a channel or from published weights, on the CPU.
 
     Args:
         channel: a folder with one model: a run's model.tar.gz, its content, or one weights file (.safetensors, .pt, .pth or .bin:
             a state dict, or a checkpoint with one under state_dict, model or model_ema); or with several, each an archive or a
             subfolder. None: `name` says where the weights are.
         classes: the student's classes, in the order of its logits.
-        channels, image_size: of the images it will see: the side of a square, which it scales to its own size; with `pixels`
+        channels, image_size: of the images it will see: the side of a square, which it rescales to its own size; with `pixels`,
             the height and width that whole images are scaled to.
-        name, options: the timm model of the weights. None: the description beside the weights names it. A list: one for each
+        name, options: the timm model that the weights belong to. None: the description beside the weights names it. A list: one per
             model of the channel, in the order of names. Without a channel: timm models with published weights,
             hf-hub:OWNER/NAME, or local-dir:FOLDER.
         precision: of the weights and the arithmetic.
         compile: pass the models through torch.compile at the first batch; one that fails runs eagerly, with a warning.
-        cuda_graphs: where they are compiled, as CUDA graphs.
-        pixels: the teacher gives every pixel a class, as train_segmentation.py's models do.
+        cuda_graphs: run compiled models as CUDA graphs.
+        pixels: the teacher predicts a class for every pixel, as train_segmentation.py's models do.
         enlarged: with `pixels`, the logits are as large as the images; else they stay on the models' own grid.
-        features: those that it is asked for beside its logits. None: none.
+        features: which to return beside the logits. None: none.
 
     Raises:
-        ValueError: all that is wrong with any model: no weights, several, damaged ones, no model name, weights that do not fit it,
-            other classes or channels than the student's; a segmenter for images of another size, or for a classifier's place, or
-            the other way round; features of several models.
+        ValueError: everything that is wrong with any model: no weights, several, damaged ones; no model name; weights that do not
+            fit it; other classes or channels than the student's; a segmenter for images of another size; a segmenter where a
+            classifier belongs, or the other way round; features of several models.
     """
     members, problems = [], []
-    # random starting weights must not move the student's
+    # the teacher's random initialisation must not change the student's
     with tempfile.TemporaryDirectory() as unpacked, torch.random.fork_rng(devices=[]):
         sources = _sources(channel, [name] if name is None or isinstance(name, str) else name, Path(unpacked))
         for source in sources:
@@ -224,7 +224,7 @@ class _Source(NamedTuple):
     """Where one model comes from."""
 
     label: str
-    """For messages about one of several."""
+    """Names the model in messages if there are several."""
     folder: Path | None
     """None: published weights."""
     name: str | None
@@ -299,10 +299,10 @@ def _read(
 def _read_segmenter(
     source: _Source, classes: Sequence[str], channels: int, image_size: int | Sequence[int], enlarged: bool
 ) -> _Found:
-    """One of the teacher's models that give every pixel a class.
+    """One of the teacher's segmentation models.
 
-    Its features and its decoder are made for the size it learned at, and images scaled to that size would not match the student's
-    crops. So both learn from images of one size.
+    Its features and decoder are made for the image size that it was trained at, and images scaled to that size would not match
+    the student's crops. So both train on images of one size.
 
     Raises:
         ValueError: as `load`.
@@ -337,10 +337,10 @@ def _read_segmenter(
 
 @contextlib.contextmanager
 def _fits(file: Path, what: str) -> Iterator[None]:
-    """Names the file and the model where weights do not fit.
+    """Name the file and the model if the weights do not fit.
 
     Raises:
-        ValueError: a file's weights are not those of what is made.
+        ValueError: the file's weights are not those of the model.
     """
     try:
         yield
@@ -350,7 +350,7 @@ def _fits(file: Path, what: str) -> Iterator[None]:
 
 
 def _published(name: str, options: Mapping[str, Any], classes: Sequence[str], channels: int) -> _Found:
-    """A model with the weights, the head and the image size with which it was published."""
+    """A model with its published weights, head and image size."""
     try:
         if name.startswith(HUB):
             model = timm_models.made_by_timm(name, pretrained=True, **options)
@@ -388,7 +388,7 @@ def _require_fit(known: Sequence[str] | None, classes: Sequence[str], made_for: 
 
 
 def _fixed_size(published: Mapping[str, Any], options: Mapping[str, Any]) -> int | Sequence[int] | None:
-    """The only image size of a model, as of a ViT's positions; None: any."""
+    """A model's only image size, such as that of a ViT's position embeddings; None: any."""
     return options.get("img_size") or (published["input_size"][1:] if published.get("fixed_input_size") else None)
 
 

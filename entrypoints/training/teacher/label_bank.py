@@ -1,8 +1,7 @@
 """The label bank: a folder with a teacher's answers for the views of a data set. Written and read with numpy alone.
 
-It holds manifest.json, which says whose answers they are and how a record is made up, and one file a view with a record for every
-training image, placed by the image's index. docs/label-bank.md has the format. The launcher's `labels` commands import this module, so it
-imports no torch.
+manifest.json says whose answers they are and how a record is laid out. Each view has one file, with a record for every training image at
+the image's index. docs/label-bank.md has the format. The launcher's `labels` commands import this module, so it imports no torch.
 """
 
 from __future__ import annotations
@@ -25,30 +24,30 @@ from training.teacher.pixel_format import GRID, PixelFormat
 from training.teacher.record_format import WORD, RecordFormat, Records
 
 FORMAT = 2
-"""Of the records; a folder of another format is refused."""
+"""Version of the record format; folders of other versions are refused."""
 
 MANIFEST = "manifest.json"
 
 IDENTITY = "logits of"
-"""The manifest's entry that all records depend on: their checksums hold for it alone."""
+"""The manifest entry that all records depend on: their checksums are valid only for it."""
 
 CHECKSUMS = "SHA256SUMS"
-"""The SHA-256 of every view that is complete, as `sha256sum --check` reads them."""
+"""The SHA-256 of every complete view's file, as `sha256sum --check` reads them."""
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-"""Errors of a disk, or a share of one, that is full."""
+"""Errors of a full disk, or of a used-up quota."""
 
 PIECE = 1 << 24
 """Bytes of records that are read at once."""
 
 
 def record_format(identity: Mapping[str, Any]) -> RecordFormat | PixelFormat:
-    """That of a bank's records, by its manifest's `logits of`."""
+    """The format of a bank's records, from its manifest's `logits of`."""
     return PixelFormat.of(identity) if GRID in identity else RecordFormat.of(identity)
 
 
 class Seal:
-    """Checksums that hold for the records of one bank only, each at its place.
+    """Checksums that are valid only for the records of one bank, each at its place.
 
     Multilinear hashing (Lemire and Kaser 2014, https://arxiv.org/abs/1202.4961, section 3): over 32-bit words, with 64-bit
     weights drawn from the bank's key, h = ⌊(m₀ + Σ mᵢ wᵢ mod 2⁶⁴) / 2³²⌋. Any other record, or one of another bank or place,
@@ -78,7 +77,7 @@ class Seal:
 
 
 class ViewFile:
-    """The records of one view, one an image, placed by the image's index. Unwritten ones are zeros and take no room."""
+    """The records of one view, one per image, at the image's index. Unwritten ones are zeros and take no disk space."""
 
     def __init__(self, path: Path, images: int, record_size: int, writable: bool):
         """
@@ -98,12 +97,12 @@ class ViewFile:
             raise ValueError(f"{path} has {size:,} bytes instead of {expected:,}: copy it again, or fill it anew")
 
     def read(self, indices: np.ndarray) -> np.ndarray:
-        """The records of images, uint8 (batch, record size); zeros: unwritten.
+        """The records of images, uint8 (batch, record size); unwritten ones are zeros.
 
-        Read, not mapped: storage that fails under a mapping kills the process (SIGBUS), and cannot be tried again.
+        Read, not mapped: storage that fails under a mapping kills the process (SIGBUS), which leaves no chance to retry.
 
         Raises:
-            StorageError: storage failed for long, as `read_patiently` has it.
+            StorageError: storage kept failing, as in `read_patiently`.
         """
         return read_patiently(lambda: self._read(indices), self.path)
 
@@ -118,14 +117,14 @@ class ViewFile:
                         raise OSError(errno.EIO, "the file ends before this record", str(self.path))
                     done += read
         except OSError:
-            renewed = os.open(self.path, self._flags)  # a mount that was lost does not know the old one any more
+            renewed = os.open(self.path, self._flags)  # after a lost mount, the old descriptor is stale
             os.dup2(renewed, self._file, inheritable=False)
             os.close(renewed)
             raise
         return records
 
     def write(self, records: np.ndarray, indices: np.ndarray) -> None:
-        """Write records, uint8 (batch, record size), to the places of images.
+        """Write images' records, uint8 (batch, record size), at their indices.
 
         Raises:
             OSError: the disk is full.
@@ -141,7 +140,7 @@ class ViewFile:
         self._written = True
 
     def sync(self) -> None:
-        """Flush what was written to the disk."""
+        """Flush written records to disk."""
         if self._written:
             os.fsync(self._file)
             self._written = False
@@ -151,20 +150,20 @@ class ViewFile:
 
 
 def key_of(identity: Mapping[str, Any]) -> bytes:
-    """What the checksums of a bank's records depend on: the SHA-256 of the manifest's `logits of`."""
+    """The key of a bank's checksums: the SHA-256 of the manifest's `logits of`."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).digest()
 
 
 def view_file(folder: Path, view: int) -> Path:
-    """Where a view's records are, from view 1 on."""
+    """The file of a view's records; views count from 1."""
     return folder / f"view-{view:04d}.bin"
 
 
 def write_manifest(folder: Path, identity: Mapping[str, Any], records: Records, about: Mapping[str, Any]) -> None:
-    """Write the manifest in one piece; another process of the run may write the same.
+    """Write the manifest atomically; another process of the run may write the same.
 
     Args:
-        about: what else it says, for people; no record depends on it.
+        about: further entries, for people; no record depends on them.
     """
     created = {
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -182,11 +181,11 @@ def write_manifest(folder: Path, identity: Mapping[str, Any], records: Records, 
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What `write_manifest` wrote.
+    """Read what `write_manifest` wrote.
 
     Raises:
-        ValueError: it holds something else.
-        OSError: there is none.
+        ValueError: the file holds something else.
+        OSError: there is no manifest.
     """
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
@@ -200,7 +199,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def read_checksums(folder: Path) -> dict[str, str]:
-    """The SHA-256 of the files of complete views, by name; empty where no view is complete.
+    """The SHA-256 of complete views' files, by file name; empty if no view is complete.
 
     Raises:
         ValueError: the file holds something else.
@@ -216,7 +215,7 @@ def read_checksums(folder: Path) -> dict[str, str]:
 
 
 def write_checksums(folder: Path, checksums: Mapping[str, str]) -> None:
-    """Write the SHA-256 of the files of complete views, by name, in one piece."""
+    """Write the SHA-256 of complete views' files, by file name, atomically."""
     temporary = folder / f".{CHECKSUMS}"
     with open(temporary, "w", encoding="utf-8") as file:
         file.writelines(f"{checksum}  {name}\n" for name, checksum in sorted(checksums.items()))
@@ -226,7 +225,7 @@ def write_checksums(folder: Path, checksums: Mapping[str, str]) -> None:
 
 
 def sha256_of(file: Path) -> str:
-    """Of a file's content."""
+    """SHA-256 of a file's content."""
     found = hashlib.sha256()
     with open(file, "rb") as opened:
         while piece := opened.read(PIECE):
@@ -235,7 +234,7 @@ def sha256_of(file: Path) -> str:
 
 
 def digest_of(folder: Path) -> str:
-    """SHA-256 of all that a bank's complete views say: of the manifest's `logits of` and of their checksums."""
+    """SHA-256 that identifies a bank's complete views: over the manifest's `logits of` and the views' checksums."""
     identity = read_manifest(folder)[IDENTITY]
     lines = "".join(f"{checksum}  {name}\n" for name, checksum in sorted(read_checksums(folder).items()))
     return hashlib.sha256(key_of(identity) + lines.encode()).hexdigest()

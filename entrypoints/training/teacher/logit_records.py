@@ -1,4 +1,4 @@
-"""A teacher's answers on their device as the content of a label bank's records, and back."""
+"""Converts a teacher's answers, on their device, to the content of a label bank's records and back."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from training.teacher.feature_records import LEAST_SCALE, pack_features, unpack_
 from training.teacher.record_format import Precision, RecordFormat
 
 Output = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
-"""Of a teacher: its logits; with features, both."""
+"""A teacher's output: its logits, or its logits and features."""
 
 
 class RecordLayout(RecordFormat):
-    """Records of answers that lie on a device. All that is rounded is rounded there, so that a first use equals every later one."""
+    """Records of answers on a device. All rounding is done there, so that a first use equals every later one."""
 
     def pack(self, output: Output) -> torch.Tensor:
-        """Logits (batch, classes) of any type, and with `features` these -> the content of their records, uint8 (batch, width), on the
+        """Logits (batch, classes) of any type, and features if kept -> the content of their records, uint8 (batch, width), on the
         same device."""
         if self.features is None:
             assert isinstance(output, torch.Tensor), "nobody asked for features"
@@ -29,7 +29,7 @@ class RecordLayout(RecordFormat):
         return torch.cat([self._pack_logits(logits).view(torch.uint8), pack_features(self.features, features)], dim=1)
 
     def _pack_logits(self, logits: torch.Tensor) -> torch.Tensor:
-        """Numbers, float32 (batch, answer_bytes / 4). With `top_k` the largest logits, their classes (float32 holds numbers below 2**24)
+        """float32 numbers (batch, answer_bytes / 4). With `top_k`, the largest logits, their classes (float32 holds numbers below 2**24)
         and the residual; else all logits."""
         assert logits.shape[1] == self.classes
         kept, parts = logits.detach().float(), []
@@ -67,7 +67,7 @@ class RecordLayout(RecordFormat):
         return self._spread(kept, packed[:, count : 2 * count], residual - self._log_of_others)
 
     def decode(self, records: np.ndarray, device: torch.device) -> Output:
-        """Records, uint8 (batch, size) -> logits float32 (batch, classes) on a device, and with `features` these, float32 (batch, …)."""
+        """Records, uint8 (batch, size) -> logits float32 (batch, classes) on a device, and features if kept, float32 (batch, …)."""
         if self.features is None:
             return self._decode_logits(records, device)
         content = to_device(np.ascontiguousarray(records[:, self.feature_bytes]), device)
@@ -93,7 +93,7 @@ class RecordLayout(RecordFormat):
 
     @property
     def _log_of_others(self) -> float:
-        """The logarithm of the number of classes that are not kept, as float32 has it."""
+        """The logarithm of the number of classes that are not kept, rounded to float32."""
         return float(np.float32(math.log(self.classes - self.kept)))
 
     def _spread(self, kept: torch.Tensor, classes: torch.Tensor, tail: torch.Tensor) -> torch.Tensor:
@@ -104,7 +104,7 @@ class RecordLayout(RecordFormat):
 def record_layout(
     classes: int, top_k: int | None, precision: Precision, features: FeatureFormat | None = None
 ) -> RecordLayout:
-    """The layout that keeps the `top_k` largest logits; None, or as many as there are classes: all."""
+    """The layout that keeps the `top_k` largest logits; all if that is None or at least the number of classes."""
     return RecordLayout(classes, None if top_k is None or top_k >= classes else top_k, precision, features)
 
 
@@ -114,6 +114,6 @@ def _in_fp16(values: torch.Tensor) -> torch.Tensor:
 
 
 def to_device(values: np.ndarray, device: torch.device) -> torch.Tensor:
-    """A copy on a device; the host does not wait for a GPU's."""
+    """Copy to a device; the host does not wait for a GPU copy."""
     tensor = torch.from_numpy(values)
     return tensor.pin_memory().to(device, non_blocking=True) if accelerator.is_gpu(device) else tensor.to(device)

@@ -1,4 +1,4 @@
-"""Which images lack an answer that they need: of those without a record all but broken images, for which others come."""
+"""Finds images that lack an answer that they need: those without a record, except broken images, which others replace."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from training.teacher.label_bank import PIECE, Seal, ViewFile
 
 
 class MissingAnswers:
-    """Finds images without an answer in a view's file. Where there is no such file, it lacks all.
+    """Finds images without an answer in a view's file. If there is no such file, all are missing.
 
-    Images are given as int64 (images,), each once and rising, as disks read fastest.
+    Images are given as int64 (images,), distinct and ascending, which disks read fastest.
 
     Args:
-        stand_in: the image that comes for a drawn one: itself, or another if it is broken. It is asked once for each, as it reads images.
+        stand_in: maps a drawn image to the one used: itself, or another if it is broken. Called once per image, as it reads images.
     """
 
     def __init__(self, seal: Seal, stand_in: Callable[[int], int]):
         self._seal, self._stand_in = seal, functools.cache(stand_in)
 
     def any(self, file: ViewFile | None, view: int, images: np.ndarray) -> bool:
-        """Whether one of these images needs an answer that is not there. Little is read of a file that lacks much."""
+        """Whether any of these images needs an answer that is missing. Reads little of a file that lacks many."""
         return any(self._needing(file, view, missing, 1) for missing in self._by_piece(file, view, images))
 
     def count(self, file: ViewFile | None, view: int, images: np.ndarray, exactly: int) -> int:
-        """How many of these images need an answer that is not there; about, where more than `exactly` have no record."""
+        """How many of these images need an answer that is missing; approximate if more than `exactly` have no record."""
         return self._needing(file, view, self._without_record(file, view, images), exactly)
 
     def _needing(self, file: ViewFile | None, view: int, missing: np.ndarray, piece: int) -> int:
         """How many images without a record need one.
 
-        They are read in pieces, each twice as long as the one before, until the first piece with one that needs a record; the rest count
-        too. So the first readable image ends it, and many broken ones take few pieces.
+        Images are read in pieces, each twice as long as the last, until one holds an image that needs a record; all after that piece
+        count too. So the first readable image ends the search, and many broken ones take few pieces.
         """
         done = 0
         while done < len(missing):
@@ -50,7 +50,7 @@ class MissingAnswers:
         return np.concatenate([images[:0], *self._by_piece(file, view, images)])
 
     def _by_piece(self, file: ViewFile | None, view: int, images: np.ndarray) -> Iterator[np.ndarray]:
-        """Of each PIECE of the file the images without a record."""
+        """The images without a record, for each PIECE of the file."""
         if file is None:
             yield images
             return

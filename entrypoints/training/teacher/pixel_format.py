@@ -16,47 +16,47 @@ from training.teacher.record_format import Field, Records
 PixelPrecision = Literal["int8", "int4"]
 
 GRID = "pixel grid"
-"""The entry of a manifest's `logits of` that tells a bank of pixels: its rows and columns."""
+"""The entry of a manifest's `logits of` that marks a bank of pixels: its rows and columns."""
 
 
 @dataclass(frozen=True)
 class PixelFormat(Records):
-    """The logits of one view of one image at the teacher's own grid, before they are scaled up to its pixels.
+    """The logits of one view of one image at the teacher's own grid, before upsampling to its pixels.
 
-    The logits of all classes are kept at half the grid, the mean of two by two places. Of each place the classes of the largest logits are
-    kept in falling order, and how far below the largest one the others are and the rest: the logit that each of the other classes would
-    have if they shared their probability evenly. They share it as the coarse logits say. So edges are sharp and every class has its part:
-    where a teacher is in doubt, an even rest moves the loss by a third, this one by a hundredth (docs/results/segmentation.md).
+    All classes' logits are kept at half the grid, as means of two by two places. At each place, the classes of the largest logits are kept
+    in falling order, with each one's distance below the largest. The rest has a distance too: that of the logit which each remaining
+    class would have if they shared their probability evenly. The coarse logits say how they share it. So edges are sharp and every class
+    has its part: if a teacher is in doubt, an even rest moves the loss by a third, this one by a hundredth (docs/results/segmentation.md).
 
-    A distance is widest × (code / steps)², with the widest of a record and 255 or 15 steps: fine near 0, where classes compete, and coarse
-    where one is out of question. The largest logits themselves are not kept, since no softmax sees them, and a bilinear scaling of logits
-    keeps that so.
+    A distance is widest × (code / steps)², with the record's widest distance and 255 or 15 steps: fine near 0, where classes compete, and
+    coarse for classes out of the question. The largest logits themselves are not kept: no softmax sees them, and bilinear upsampling of
+    logits keeps that so.
     """
 
     rows: int
     columns: int
     classes: int
     top_k: int
-    """Logits kept of each place, below `classes`; 0: the coarse ones alone."""
+    """Logits kept per place, below `classes`; 0: the coarse ones alone."""
     precision: PixelPrecision
     """Of the distances."""
     features: FeatureFormat | None = None
-    """Of the features that are kept beside the logits. None: there are none."""
+    """Of the features kept beside the logits. None: there are none."""
 
     @classmethod
     def of(cls, identity: Mapping[str, Any]) -> PixelFormat:
-        """That of a bank's records, by its manifest's `logits of`."""
+        """The format of a bank's records, from its manifest's `logits of`."""
         rows, columns = identity[GRID]
         kept: tuple[int, int, PixelPrecision] = (identity["classes"], identity["top_k"], identity["precision"])
         return cls(rows, columns, *kept, FeatureFormat.of(identity))
 
     def identity(self) -> dict[str, Any]:
-        """What a manifest's `logits of` says of the records."""
+        """Entries of a manifest's `logits of` that describe the records."""
         kept = {"classes": self.classes, "top_k": self.top_k, "precision": self.precision}
         return {GRID: [self.rows, self.columns], **kept, **self.feature_identity()}
 
     def about(self) -> str:
-        """What is kept, for people."""
+        """Summary of what is kept, for messages."""
         largest = f"the {self.top_k} largest" if self.top_k > 1 else "the largest"
         kept = (
             f"{largest} of {self.classes:,} logits for {self.rows} × {self.columns} places and " if self.top_k else ""
@@ -68,7 +68,7 @@ class PixelFormat(Records):
 
     @property
     def places(self) -> int:
-        """Of an image."""
+        """Places in the grid."""
         return self.rows * self.columns
 
     @property
@@ -78,7 +78,7 @@ class PixelFormat(Records):
 
     @property
     def code_bits(self) -> int:
-        """Bits of a distance."""
+        """Bits of a distance's code."""
         return CODE_BITS[self.precision]
 
     @property
@@ -88,8 +88,7 @@ class PixelFormat(Records):
 
     @property
     def answer_fields(self) -> list[Field]:
-        """`coarse`, `codes` and `classes` hold numbers of a few bits one after the other, the lowest bit first: the coarse codes class by
-        class, the others place by place."""
+        """`coarse`, `codes` and `classes` are bit-packed, lowest bit first: the coarse codes class by class, the others place by place."""
         counts = {"coarse": math.prod(self.coarse) * self.classes, "codes": self.places * self.top_k}
         coarse, codes = (-(-count * self.code_bits // 8) for count in counts.values())
         fields: list[Field] = [("coarse_widest", "<f2", ()), ("coarse", "u1", (coarse,))]
@@ -120,11 +119,11 @@ class PixelFormat(Records):
         return self.with_features(records, content)
 
     def tensors(self, records: np.ndarray) -> dict[str, np.ndarray]:
-        """What records, uint8 (batch, size), say, by name.
+        """Records, uint8 (batch, size), decoded to arrays by name.
 
-        `coarse` float32 (batch, classes, rows / 2, columns / 2), all logits at half the grid. With top_k for each place `logits` float32
-        and `classes` int32 (batch, rows, columns, top_k), the largest logit being 0, and `residual` float32 (batch, rows, columns), the
-        log-sum-exp of all others. With features these.
+        `coarse` float32 (batch, classes, ceil(rows / 2), ceil(columns / 2)): all logits at half the grid. With top_k, for each place,
+        `logits` float32 and `classes` int32 (batch, rows, columns, top_k), where the largest logit is 0, and `residual` float32 (batch, rows,
+        columns), the log-sum-exp of all others. And `features` if they are kept.
         """
         fields, grid = self.fields_of(records), (len(records), self.rows, self.columns)
         shape = (len(records), self.classes, *self.coarse)
@@ -138,7 +137,7 @@ class PixelFormat(Records):
         return {**found, **self.feature_tensors(records)}
 
     def _distances(self, widest: np.ndarray, packed: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """Distances, float32 (batch, …), of their codes in bytes, uint8 (batch, bytes), and the widest of each record (batch,)."""
+        """Distances, float32 (batch, …), from packed codes, uint8 (batch, bytes), and each record's widest distance (batch,)."""
         codes = unpacked_bits(packed, math.prod(shape[1:]), self.code_bits).reshape(shape)
         shares = codes.astype(np.float32) / np.float32(self.steps)
         return np.asarray(widest.astype(np.float32).reshape(-1, *[1] * (len(shape) - 1)) * (shares * shares))

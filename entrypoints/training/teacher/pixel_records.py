@@ -1,4 +1,4 @@
-"""A teacher's answers for pixels on their device as bytes of a label bank's records, and back."""
+"""Converts a teacher's answers for pixels, on their device, to bytes of a label bank's records and back."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from training.teacher.pixel_format import PixelFormat
 from training.teacher.tensor_bits import bytes_of, fp16_of, pack_bits, unpack_bits
 
 LEAST = 2.0**-24
-"""The least number above 0 of fp16; where all logits are equal the widest distance is 0, and their codes are 0."""
+"""The smallest positive fp16 number. If all logits are equal, the widest distance is 0, and their codes are 0."""
 
 
 class PixelLayout(PixelFormat):
-    """Records of answers for pixels that lie on a device. All that is rounded is rounded there, as RecordLayout does it."""
+    """Records of answers for pixels on a device. All rounding is done there, as in RecordLayout."""
 
     def pack(self, output: Output) -> torch.Tensor:
-        """Logits (batch, classes, rows, columns) of any type, and with `features` these -> the content of their records, uint8
+        """Logits (batch, classes, rows, columns) of any type, and features if kept -> the content of their records, uint8
         (batch, width), on the same device."""
         if self.features is None:
             assert isinstance(output, torch.Tensor), "nobody asked for features"
@@ -31,7 +31,7 @@ class PixelLayout(PixelFormat):
 
     @property
     def packing_bytes(self) -> int:
-        """Bytes of an image that `pack` holds at once: float32 logits, their distances, those without the kept, and a log-sum-exp."""
+        """Bytes per image that `pack` holds at once: float32 logits, their distances, those without the kept, and a log-sum-exp."""
         return 4 * 4 * self.classes * self.places
 
     def rounded(self, content: torch.Tensor) -> Output:
@@ -44,7 +44,7 @@ class PixelLayout(PixelFormat):
         )
 
     def decode(self, records: np.ndarray, device: torch.device) -> Output:
-        """Records, uint8 (batch, size) -> logits float32 (batch, classes, rows, columns) on a device, and with `features` these."""
+        """Records, uint8 (batch, size) -> logits float32 (batch, classes, rows, columns) on a device, and features if kept."""
         return self.rounded(to_device(np.ascontiguousarray(records[:, : self.width]), device))
 
     def _pack_logits(self, logits: torch.Tensor) -> torch.Tensor:
@@ -71,7 +71,7 @@ class PixelLayout(PixelFormat):
         return [bytes_of(widest), pack_bits(codes, self.code_bits)]
 
     def _unpack_distances(self, content: torch.Tensor, start: int, count: int) -> tuple[torch.Tensor, int]:
-        """What `_pack_distances` gave, from a byte of the content on -> the distances, float32 (batch, count), and the byte behind."""
+        """Output of `_pack_distances`, from a byte of the content on -> the distances, float32 (batch, count), and the next byte."""
         end = start + 2 + -(-count * self.code_bits // 8)
         shares = unpack_bits(content[:, start + 2 : end], count, self.code_bits).float() / self.steps
         return fp16_of(content[:, start : start + 2]) * (shares * shares), end
@@ -80,7 +80,7 @@ class PixelLayout(PixelFormat):
         grid = (self.rows, self.columns)
         distances, end = self._unpack_distances(content, 0, self.classes * math.prod(self.coarse))
         coarse = -distances.reshape(-1, self.classes, *self.coarse)
-        # by two, as it was averaged, and the rest cut off: stretched to an odd grid, each place would lie beside its own
+        # by two, as it was averaged, then cropped: stretched to an odd grid, places would be misaligned
         doubled = F.interpolate(coarse, scale_factor=2, mode="bilinear", align_corners=False)
         logits = doubled[..., : self.rows, : self.columns]
         if not self.top_k:
@@ -100,4 +100,4 @@ def _by_place(values: torch.Tensor) -> torch.Tensor:
 
 
 Layout = RecordLayout | PixelLayout
-"""Of what a label bank keeps."""
+"""Layout of a label bank's records."""

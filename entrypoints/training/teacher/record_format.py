@@ -1,4 +1,4 @@
-"""How a record of a label bank is made up: its fields, and the logits of an image in them. numpy alone."""
+"""Layout of a label bank's records: their fields, and how these hold an image's logits. numpy alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORD = 4
 
 
 class KeptLogits(NamedTuple):
-    """What records say of a teacher's logits."""
+    """A teacher's logits as records hold them."""
 
     logits: np.ndarray
     """float32 (images, kept); with top_k in falling order, else in the order of the classes."""
@@ -33,23 +33,23 @@ class KeptLogits(NamedTuple):
 
 
 class Records:
-    """What records of all kinds have: an answer's fields, then those of features where they are kept, then a checksum; little-endian."""
+    """What all kinds of records share: an answer's fields, then those of features if kept, then a checksum; little-endian."""
 
     classes: int
     features: FeatureFormat | None
 
     def identity(self) -> dict[str, Any]:
-        """What a manifest's `logits of` says of the records."""
+        """Entries of a manifest's `logits of` that describe the records."""
         raise NotImplementedError
 
     @property
     def answer_fields(self) -> list[Field]:
-        """Those of the logits."""
+        """Fields of the logits."""
         raise NotImplementedError
 
     @property
     def answer_bytes(self) -> int:
-        """Bytes of an image's logits in what is encoded."""
+        """Bytes of an image's logits in the content that `encode` takes."""
         raise NotImplementedError
 
     @cached_property
@@ -67,7 +67,7 @@ class Records:
 
     @property
     def width(self) -> int:
-        """Bytes an image in what is encoded: those of the logits, then those of the features as they are in a record."""
+        """Bytes per image in the content that `encode` takes: those of the logits, then those of the features as in a record."""
         return self.answer_bytes + (0 if self.features is None else self.features.size)
 
     @property
@@ -76,7 +76,7 @@ class Records:
         return max(1, (self.classes - 1).bit_length())
 
     def feature_identity(self) -> dict[str, Any]:
-        """What a manifest's `logits of` says of the features."""
+        """Entries of a manifest's `logits of` that describe the features."""
         return {} if self.features is None else self.features.identity()
 
     def about_features(self) -> str:
@@ -95,21 +95,21 @@ class Records:
 
     @cached_property
     def feature_bytes(self) -> slice:
-        """Where a record's features are."""
+        """Byte range of a record's features."""
         assert self.features is not None and self.fields.fields is not None, "they are kept"
         start = self.fields.fields[self.features.fields[0][0]][1]
         return slice(start, start + self.features.size)
 
     def tensors(self, records: np.ndarray) -> dict[str, np.ndarray]:
-        """What records, uint8 (batch, size), say, by name."""
+        """Records, uint8 (batch, size), decoded to arrays by name."""
         raise NotImplementedError
 
     def feature_tensors(self, records: np.ndarray) -> dict[str, np.ndarray]:
-        """Where features are kept `features`, float32 (batch, *features.shape)."""
+        """`features`, float32 (batch, *features.shape), if they are kept."""
         return {} if self.features is None else {"features": self.features.decode(self.fields_of(records))}
 
     def with_features(self, records: np.ndarray, content: np.ndarray) -> np.ndarray:
-        """Records with the features of what is encoded, uint8 (batch, width), in place.
+        """Copy the features from encoded content, uint8 (batch, width), into records, in place.
 
         Raises:
             ValueError: a feature is not finite, or its precision cannot hold it.
@@ -125,33 +125,33 @@ class RecordFormat(Records):
     """The fields of a record, the answer for one view of one image; little-endian.
 
     With `top_k`: the largest logits in falling order, their classes, and the residual, the log-sum-exp of all others. That gives the
-    softmax at temperature 1 and leaves the temperature open, unlike the probabilities that TinyViT keeps
+    softmax at temperature 1 and leaves the temperature open, unlike the probabilities that TinyViT stores
     (https://arxiv.org/abs/2207.10666, section 3.1). Without: all logits in the order of their classes.
 
-    int8 and int4 keep a logit as its distance from the record's largest one, in steps of a scale: the widest distance over 255 or 15.
-    So the distance of the largest one, which weighs most in a softmax, is exact; its own value is rounded to fp16, which moves all logits
-    alike and which no softmax sees.
+    int8 and int4 store a logit as its distance from the record's largest one, in steps of a scale: the widest distance over 255 or 15.
+    So the largest logit, which weighs most in a softmax, has an exact distance. Its value is rounded to fp16, which shifts all logits
+    alike, and no softmax sees that.
     """
 
     classes: int
     top_k: int | None
-    """Logits kept of each image, below `classes`. None: all."""
+    """Logits kept per image, below `classes`. None: all."""
     precision: Precision
     """Of the logits kept. fp16 holds a bf16 teacher's logits without loss, from 6e-5 to 65504 in size."""
     features: FeatureFormat | None = None
-    """Of the features that are kept beside the logits. None: there are none."""
+    """Of the features kept beside the logits. None: there are none."""
 
     @classmethod
     def of(cls, identity: Mapping[str, Any]) -> RecordFormat:
-        """That of a bank's records, by its manifest's `logits of`."""
+        """The format of a bank's records, from its manifest's `logits of`."""
         return cls(identity["classes"], identity["top_k"], identity["precision"], FeatureFormat.of(identity))
 
     def identity(self) -> dict[str, Any]:
-        """What a manifest's `logits of` says of the records."""
+        """Entries of a manifest's `logits of` that describe the records."""
         return {"classes": self.classes, "top_k": self.top_k, "precision": self.precision, **self.feature_identity()}
 
     def about(self) -> str:
-        """What is kept, for people."""
+        """Summary of what is kept, for messages."""
         logits = "all" if self.top_k is None else f"the {self.top_k} largest of"
         return f"{logits} {self.classes:,} logits in {self.precision}{self.about_features()}"
 
@@ -167,7 +167,7 @@ class RecordFormat(Records):
 
     @property
     def answer_fields(self) -> list[Field]:
-        """`codes` and `classes` hold numbers of a few bits one after the other, the lowest bit first."""
+        """`codes` and `classes` are bit-packed, lowest bit first."""
         if self.steps is None:
             residual = "<f4"
             fields: list[Field] = [("logits", {"fp16": "<f2", "fp32": "<f4"}[self.precision], (self.kept,))]
@@ -180,7 +180,7 @@ class RecordFormat(Records):
 
     @property
     def answer_bytes(self) -> int:
-        """Of what `encode` takes, those of the logits of an image: numbers in float32."""
+        """Bytes of an image's logits in the content that `encode` takes: float32 numbers."""
         rest = self.top_k + 1 if self.top_k is not None else 0
         return 4 * (self.kept + rest + (2 if self.steps is not None else 0))
 
@@ -188,8 +188,8 @@ class RecordFormat(Records):
         """The content of records -> the records without checksums, uint8 (batch, size).
 
         Args:
-            content: uint8 (batch, width). First numbers in float32: the logits, or their codes; with top_k their classes and the residual;
-                with codes the largest logit and the scale, where the residual is less the largest logit. Then the features' fields.
+            content: uint8 (batch, width). First, float32 numbers: the logits, or their codes; with top_k, their classes and the residual;
+                with codes, the largest logit (subtracted from the residual) and the scale. Then the features' fields.
 
         Raises:
             ValueError: a logit or a feature is not finite, or its precision cannot hold it.
@@ -219,8 +219,8 @@ class RecordFormat(Records):
         return self.with_features(records, content)
 
     def tensors(self, records: np.ndarray) -> dict[str, np.ndarray]:
-        """What records, uint8 (batch, size), say, by name: `logits` float32 (batch, kept), with top_k also `classes` int32 (batch, kept)
-        and `residual` float32 (batch,), as KeptLogits has them, and with features these."""
+        """Records, uint8 (batch, size), decoded to arrays by name: `logits` float32 (batch, kept); with top_k also `classes` int32
+        (batch, kept) and `residual` float32 (batch,), as in KeptLogits; and `features` if they are kept."""
         kept = self.logits_of(records)
         found = {"logits": kept.logits}
         if kept.classes is not None and kept.residual is not None:
@@ -228,7 +228,7 @@ class RecordFormat(Records):
         return {**found, **self.feature_tensors(records)}
 
     def logits_of(self, records: np.ndarray) -> KeptLogits:
-        """What records, uint8 (batch, size), say of the logits. Those of damaged ones may be any."""
+        """The logits in records, uint8 (batch, size). Damaged records may give any."""
         fields = self.fields_of(records)
         classes = None if self.top_k is None else unpacked_bits(fields["classes"], self.top_k, self.class_bits)
         residual = None if self.top_k is None else fields["residual"].astype(np.float32)

@@ -1,4 +1,4 @@
-"""A frozen teacher on the hosts that make the training images: its logits travel with the images, in the records of the teacher cache."""
+"""A frozen teacher on the hosts that make the training images: its logits are sent with the images, as records of the teacher cache."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from training.teacher.frozen import Teacher
 from training.teacher.logit_records import RecordLayout
 
 LOOK_SECONDS = 1.0
-"""Between two looks at which servers there are, while none is known; and the longest wait for an answer at a time."""
+"""Between two polls of the list of servers while none is known; and the longest single wait for an answer."""
 
 AGAIN_SECONDS = 5.0
-"""Until a server that could not open the teacher is asked to try again."""
+"""Until a server that could not open the teacher is asked again."""
 
 
 class ServerTeacher:
-    """The teacher of a server. In several threads at once.
+    """A server's teacher. May be called from several threads at once.
 
     Args:
         teacher: on its device.
-        layout: of the records that travel.
+        layout: of the records that are sent.
     """
 
     def __init__(self, teacher: Teacher, device: torch.device, layout: RecordLayout):
@@ -63,17 +63,17 @@ class ServerTeacher:
 
 
 class _Asked(NamedTuple):
-    """A part of a batch of images that a server has."""
+    """A part of a batch of images that a server was asked for."""
 
     part: int
     server: str
     when: float
     heard: float
-    """When it was asked for, or the server last answered: it may have many processes' parts."""
+    """When it was asked for, or its server last answered: a server may hold many processes' parts."""
 
 
 class _Question:
-    """A batch of images, in parts, until there are logits of all."""
+    """A batch of images, in parts, until all have logits."""
 
     def __init__(self, images: torch.Tensor):
         self.parts = [part.cpu().numpy() for part in images.split(PART)]
@@ -84,23 +84,23 @@ class _Question:
         self.heard = time.monotonic()
         """When a server last answered."""
         self.why = "no host has joined"
-        """Why there was no answer, at the last failure."""
+        """Why the last attempt got no answer."""
         self._found: dict[int, torch.Tensor] = {}
 
     def is_answered(self) -> bool:
         return len(self._found) == len(self.parts)
 
     def logits(self) -> torch.Tensor:
-        """Of all images, in their order."""
+        """Logits of all images, in order."""
         return torch.cat([self._found[part] for part in range(len(self.parts))])
 
     def wait(self, part: int) -> None:
-        """Let a server be asked for a part, unless one has answered or is to be asked."""
+        """Queue a part, unless it is answered or queued already."""
         if part not in self._found and part not in self.waiting:
             self.waiting.append(part)
 
     def answer(self, one: _Asked, logits: torch.Tensor, now: float) -> None:
-        """Take the logits of a part. What else its server was asked for is not lost."""
+        """Take the logits of a part. Its server is alive, so its other parts are not lost."""
         self._found[one.part] = logits
         self.heard = now
         self.asked = {
@@ -111,7 +111,7 @@ class _Question:
             self.waiting.remove(one.part)
 
     def late(self, before: float) -> list[int]:
-        """Parts that one server alone has, since before that moment."""
+        """Unanswered parts that a single server has had since before that moment."""
         times = Counter(one.part for one in self.asked.values())
         return [
             one.part
@@ -121,12 +121,12 @@ class _Question:
 
 
 class RemoteTeacher:
-    """The servers' teacher, for images that a training process made itself. In several threads at once.
+    """The servers' teacher, for images that a training process made itself. May be called from several threads at once.
 
     Args:
         about: of the teacher that servers must have.
-        layout: as the servers' own teachers have it.
-        wait_seconds: without an answer until it gives up.
+        layout: the same as that of the servers' teachers.
+        wait_seconds: how long to go without an answer before giving up.
         processes: training processes of the job.
         say: logs which server failed.
     """
@@ -147,7 +147,7 @@ class RemoteTeacher:
         self._names: Mapping[str, int] = {}
         self._looked, self._look_seconds, self._processes = 0.0, look_seconds(processes), processes
         self._seconds: float | None = None
-        """From asking to an answer, of late. None: there was none."""
+        """Moving average of the time from request to answer. None: no answer yet."""
         self._ties = random.Random()
 
     @property
@@ -163,16 +163,16 @@ class RemoteTeacher:
         return self._about
 
     def digest(self) -> str:
-        """SHA-256 of all that its logits depend on but the images, as frozen.Teacher gives it."""
+        """SHA-256 of everything but the images that its logits depend on, as frozen.Teacher gives it."""
         return self._about.digest
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         """Images uint8 (batch, channels, height, width) -> logits float32 (batch, classes), on the device of the images.
 
-        What a server fails at, another one is asked for, or the same one later.
+        If a server fails at a part, another one is asked, or the same one later.
 
         Raises:
-            NoServers: none has answered for as long as this waits.
+            NoServers: no server has answered for `wait_seconds`.
             ValueError: logits are not finite, or beyond what the records hold.
         """
         question = _Question(images)
@@ -185,7 +185,7 @@ class RemoteTeacher:
             self._look(now)
             if (
                 self._seconds is not None
-            ):  # one that takes far longer than usual is asked of another; the first answer counts
+            ):  # a part far later than usual is asked of another server; the first answer counts
                 for part in question.late(now - max(LEAST_LATE, LATE * self._seconds)):
                     question.wait(part)
             self._ask(question)
@@ -196,7 +196,7 @@ class RemoteTeacher:
             if question.waiting and not done and not question.asked:
                 time.sleep(LOOK_SECONDS / 10)
         logits = question.logits()
-        self.layout.encode(self.layout.pack(logits).numpy())  # of held-out images too: before the first step
+        self.layout.encode(self.layout.pack(logits).numpy())  # checks held-out images too, before the first step
         return logits.to(images.device)
 
     def taught(self, batch: LabelledBatch) -> TaughtBatch:
@@ -207,12 +207,12 @@ class RemoteTeacher:
         return _with_records(batch, self(batch.images), self.layout)
 
     def _look(self, now: float) -> None:
-        """Learn which servers there are."""
+        """Refresh the list of servers, if due."""
         if now - self._looked > (self._look_seconds if self._names else LOOK_SECONDS):
             self._names, self._looked = self._servers.names() or self._names, now
 
     def _ask(self, question: _Question) -> None:
-        """Ask for what waits, as far as servers have room."""
+        """Request waiting parts while servers have room."""
         while question.waiting and (server := self._free(question.asked, question.waiting[0])) is not None:
             try:
                 ticket = self._servers.teach(server, question.parts[question.waiting[0]])
@@ -223,7 +223,7 @@ class RemoteTeacher:
                 question.asked[ticket] = _Asked(question.waiting.popleft(), server, now, now)
 
     def _receive(self, question: _Question, ticket: Any) -> None:
-        """Take what a server has answered; what it failed at waits again."""
+        """Take a server's answer; a part that it failed at waits again."""
         one = question.asked.pop(ticket)
         try:
             logits = self._logits(ticket)
@@ -238,7 +238,7 @@ class RemoteTeacher:
         self._failures.pop(one.server, None)
 
     def _give_up(self, question: _Question, now: float) -> None:
-        """Let go of servers that do not answer at all."""
+        """Give up on servers that do not answer at all."""
         for ticket, one in [*question.asked.items()]:
             if now - one.heard > self._lost_seconds:
                 silent = f"no answer for {self._lost_seconds:.0f} s"
@@ -248,15 +248,15 @@ class RemoteTeacher:
 
     @property
     def _lost_seconds(self) -> float:
-        """So that there is time to ask others."""
+        """Short enough to leave time to ask others."""
         return max(lost_seconds(1), min(lost_seconds(self._processes), self._wait_seconds / 4))
 
     def _free(self, asked: Mapping[Any, _Asked], part: int) -> str | None:
-        """The server that has the fewest parts for its threads, one of them by lot; None: all have enough, have this part, or have failed
-        just now."""
+        """The server with the fewest parts per thread, ties broken at random; None: all are full, have this part, or have just
+        failed."""
         load = Counter(one.server for one in asked.values())
         have = {one.server for one in asked.values() if one.part == part}
-        now, names = time.monotonic(), self._names  # another thread may put others in their place
+        now, names = time.monotonic(), self._names  # another thread may replace them
         free = [
             name
             for name, threads in names.items()
@@ -272,7 +272,7 @@ class RemoteTeacher:
         return torch.tensor(answer.logits)
 
     def _put_aside(self, server: str, error: Exception) -> str:
-        """Ask a server nothing for a while. Returns what to say of it."""
+        """Pause requests to a server. Returns the reason, for messages."""
         self._failures[server] = self._failures.get(server, 0) + 1
         self._until[server] = time.monotonic() + pause_after(self._failures[server])
         why = f"{server.split('/')[1]}: {error}"
@@ -290,16 +290,16 @@ def meet(
     *,
     hosts: int,
 ) -> RemoteTeacher:
-    """The servers' teacher: that of the server which answers rank 0 first. A collective.
+    """Find the servers' teacher: that of the first server to answer rank 0. A collective.
 
     Args:
-        wait_seconds: until a first server has opened the teacher; logits are waited for half as long, so that the run fails by its cause
-            and not by a collective of the other processes.
-        hosts: that serve.
+        wait_seconds: for a first server to open the teacher; logits may take half as long, so that the run fails with the cause, and not
+            with a timeout of the other processes' collective.
+        hosts: number of serving hosts.
 
     Raises:
-        ValueError: two hosts, or the only one, have no such teacher as the settings ask for.
-        NoServers: none has answered in time.
+        ValueError: two hosts, or the only one, lack the teacher that the settings ask for.
+        NoServers: no server has answered in time.
     """
     found = world.first_alone(lambda: json.dumps(_first(servers, wait_seconds, say, hosts)))
     about = AboutTeacher(*json.loads(world.broadcast_bytes(None if found is None else found.encode())))

@@ -1,4 +1,4 @@
-"""Numbers of a few bits on a device, packed as training.teacher.bits packs them."""
+"""Bit packing on a device, in the format of training.teacher.bits."""
 
 from __future__ import annotations
 

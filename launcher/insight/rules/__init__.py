@@ -1,1 +1,1 @@
-"""The diagnosis's rules, one file a subject: each takes a run's evidence and answers one question. table.py lists them."""
+"""The diagnosis's rules, one file per subject: each takes a run's evidence and answers one question. table.py lists them."""

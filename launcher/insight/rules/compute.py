@@ -16,8 +16,8 @@ TEACHER = 0.25
 """Share of a step from which caching the teacher is worth it; a KD step without a cache always spends some time on it."""
 
 FASTER_ARITHMETIC = 2.0
-"""Times that 16-bit or TF32 matrix products are faster than fp32, taken low: the peak is 8 times on an A100 (312 and 156 to 19.5
-TFLOPS, https://www.nvidia.com/en-us/data-center/a100/), and memory-bound kernels only halve their bytes."""
+"""Speed-up of 16-bit or TF32 matrix products over fp32, taken low: on an A100 the peak of TF32 is 8 times as high (156 to
+19.5 TFLOPS) and that of 16 bits 16 times (312; https://www.nvidia.com/en-us/data-center/a100/), but memory-bound kernels only halve their bytes."""
 
 TENSOR_CORES, BF16 = 7.0, 8.0
 """Compute capabilities from which GPUs have tensor cores, and these multiply in bfloat16 and TF32 (NVIDIA, CUDA C++ programming guide,
@@ -91,7 +91,7 @@ def teacher(evidence: Evidence) -> Answer:
         said = f"the teacher runs in {min(views, whole):.3g} of {whole:.3g} epochs"
         gain = _without_teacher(evidence, share, min(1.0, views / whole), said)
         replayed = evidence.measurements.replay
-        place = replayed.checkpoints if replayed else None  # among the checkpoints lies the bank that is filled
+        place = replayed.checkpoints if replayed else None  # the bank being filled lies among the checkpoints
         fixes.append(
             Fix(
                 setting="hyperparameters.teacher_cache",
@@ -133,17 +133,17 @@ def teacher(evidence: Evidence) -> Answer:
 
 
 def _epochs_of_the_job(evidence: Evidence, set_to: int) -> float:
-    """Fewer than its setting says where the job ends before."""
+    """Epochs of the job: fewer than `set_to` if it ends before."""
     steps, each = job_steps(evidence), epoch_steps(evidence)
     return min(set_to, steps / each) if steps and each else set_to
 
 
 def _without_teacher(evidence: Evidence, share: float, remaining: float, said: str) -> Gain:
-    """The gain of a teacher that takes a part of its time.
+    """The gain if the teacher takes only a part of its time.
 
     Args:
-        share: of a step that it takes.
-        remaining: of that.
+        share: of a step that the teacher takes.
+        remaining: the part of it that remains.
     """
     working = 1 - (evidence.share("data_wait") or 0.0)
     # a worker begins with its next batch as a step begins, when the teacher runs: without it, the student loses these cores
@@ -155,7 +155,7 @@ def _without_teacher(evidence: Evidence, share: float, remaining: float, said: s
 
 
 def fp32(evidence: Evidence) -> Answer:
-    """A GPU computes in fp32 where fewer bits would do."""
+    """A GPU computes in fp32 although fewer bits would do."""
     if not evidence.on_gpu:
         return DoesNotApply("no GPU")
     precision, share, idle = evidence.settings.get("precision"), evidence.share(*phases.computing()), evidence.gpu_idle
@@ -211,8 +211,8 @@ def _sixteen_bits(evidence: Evidence) -> str:
 
 
 def _capability(evidence: Evidence) -> float:
-    """The GPU's compute capability, as it was recorded or, by SageMaker's system metrics alone, as the instance type has it; BF16 where
-    neither is known."""
+    """The GPU's compute capability: as recorded or, from SageMaker's system metrics alone, that of the instance type; BF16 if neither is
+    known."""
     recorded = evidence.facts.get("compute_capability")
     if isinstance(recorded, float):
         return recorded

@@ -41,7 +41,7 @@ from launcher.insight.rules.workers import (
 from launcher.show.text import counted
 
 NOT_RECORDED = "what an image costs was not recorded"
-"""Why there is only the bound of a gain."""
+"""Why only the bound of a gain is known."""
 
 WORKING = 0.5
 """Share of a core from which a data worker counts as busy; below, it waits for something other than the CPU."""
@@ -65,13 +65,13 @@ def waiting(evidence: Evidence) -> Answer:
     if wait < NOTICEABLE and taken_from_model is not None:
         return _costly_images(evidence, taken_from_model)
     if wait < NOTICEABLE or (idle is not None and idle < NOTICEABLE):
-        return None  # nor does it matter that the host waits while the device still has work
+        return None  # a host that waits while the device still has work loses nothing
     if explained(evidence):
         return EXPLAINED
     if evidence.busy is None:
         return _without_cores(evidence, wait)
     working = evidence.busy - spinning_cores(evidence) / usable_cores(evidence)
-    # cores that other programs have are shared with a further worker, however full they are
+    # a further worker gets its share of the cores that other programs use, however full they are
     busy = max(0.0, working - outside(evidence) / usable_cores(evidence))
     if _blocked(evidence, busy):
         return slow_storage(evidence, _numbers(evidence, wait), wait, lost=wait)
@@ -85,7 +85,7 @@ def waiting(evidence: Evidence) -> Answer:
 
 
 def _taken_from_model(evidence: Evidence) -> float | None:
-    """Share of a step in which a model on the CPU waits for cores that data workers have, while all are full; None: too little, or not
+    """Share of a step that a model on the CPU waits for cores that data workers hold, while all are full; None: too little, or not
     recorded."""
     taken, others = lost_to(evidence, WORKERS), neighbours(evidence)
     if evidence.on_gpu or taken is None or (evidence.busy or 0.0) < FULL or (evidence.throttled or 0.0) >= NOTICEABLE:
@@ -94,8 +94,8 @@ def _taken_from_model(evidence: Evidence) -> float | None:
 
 
 def explained(evidence: Evidence) -> bool:
-    """Whether a wait for data is another rule's: it lies where epochs begin, or comes from a quota, against which no number of workers
-    helps."""
+    """Whether another rule explains a wait for data: it lies where epochs begin, or comes from a quota, against which no number of
+    workers helps."""
     starts = epoch_start_share(evidence) >= NOTICEABLE and not _everywhere(evidence)
     return starts or (evidence.throttled or 0.0) >= NOTICEABLE
 
@@ -123,7 +123,7 @@ def _blocked(evidence: Evidence, cores: float) -> bool:
     if evidence.workers:
         return evidence.worker_use is not None and evidence.worker_use < working
     reader, wait = thread_cpu(evidence), evidence.share("data_wait")
-    process = evidence.cores_used(evidence.own_cpu)  # with all threads of its arithmetic, which may spin
+    process = evidence.cores_used(evidence.own_cpu)  # with all its compute threads, which may spin
     if process is not None:
         if reader is None:
             reader = process
@@ -134,7 +134,7 @@ def _blocked(evidence: Evidence, cores: float) -> bool:
 
 
 def _turn(evidence: Evidence) -> float:
-    """Share of a core that a task gets which always wants one: less than all of it where the tasks of other programs wait for cores too."""
+    """Share of a core that an always runnable task gets: less than all of it if tasks of other programs wait for cores too."""
     ready = runnable_per_core(evidence) if crowds(evidence) else None
     return 1.0 if ready is None else 1.0 / max(1.0, ready)
 
@@ -210,7 +210,7 @@ def _too_many_workers(evidence: Evidence, lost: float) -> Finding:
     settings = tuple(fix for fix in cheaper if (fix.setting or "").startswith("hyperparameters."))
     fixes = (fewer, *cheaper)
     if settings and not evidence.on_gpu and busy >= FULL:
-        # where the model computes on the same full cores, less work helps more than fewer workers
+        # if the model computes on the same full cores, less work helps more than fewer workers
         fixes = (*settings, fewer, *(fix for fix in cheaper if fix not in settings))
         gain = gain_of_cheaper_images(evidence, "too_many_workers", share, settings[0], starts)
     numbers = _numbers(evidence, evidence.share("data_wait"))
@@ -322,10 +322,10 @@ def _too_few_workers(evidence: Evidence, wait: float, room: float, sensible: int
 
 
 def _costly_images(evidence: Evidence, taken_from_model: float | None = None) -> Finding:
-    """Workers need more cores than there are: steps wait for data, or a model on the CPU waits for the cores that they have.
+    """Workers need more cores than there are: steps wait for data, or a model on the CPU waits for the workers' cores.
 
     Args:
-        taken_from_model: share of a step in which it does; None: steps wait for data.
+        taken_from_model: share of a step that the model waits; None: steps wait for data.
     """
     wait = evidence.share("data_wait") or 0.0
     fixes = (*cheaper_images(evidence), *without_programs(evidence))

@@ -14,7 +14,7 @@ from launcher.insight.rules.storage import disks_are_waited_for
 from launcher.insight.rules.workers import kept_from_core, suspected
 
 SELDOM = 20
-"""Steps from one metric line to the next that are advised where each one has its own."""
+"""Steps between two metric lines that are advised if each step has its own line."""
 
 SHORT_STEP = 0.06
 """Seconds of a micro-batch below which a GPU waits for kernel launches: some thousand kernels at about 10 µs each."""
@@ -23,15 +23,15 @@ FIXED = 0.2
 """Share of a step in work that no batch size changes (optimizer, the loop itself) from which batches are small."""
 
 FEW, FIXED_OF_FEW = 8, 0.1
-"""Of as few images a step also reads the weights and writes their gradients for hardly any of them, which takes about as long as the
+"""With so few images, a step also reads the weights and writes their gradients for hardly any of them, which takes about as long as the
 optimizer: half its share is enough. `make bench-planted`: steps of 2 and 4 images with 15 to 24 % in the optimizer gain 2.6 to 2.9 times
-the images a second from four times the images."""
+the images per second from four times the images."""
 
 PROFILED = 5
 """Steps that torch.profiler records: enough to see their kernels, in a trace of a few megabytes."""
 
 LARGER = 4
-"""Times the images of a step that are advised where batches are small."""
+"""Factor on the images of a step that is advised if batches are small."""
 
 OFTEN = 0.02
 """Share of the samples from which a line of the loop is worth showing."""
@@ -54,7 +54,7 @@ def starved(evidence: Evidence) -> Answer:
         (idle or 0.0) - (wait or 0.0) - (evidence.share(*exchange, "host_to_device") or 0.0),
     )
     if idle is not None:
-        lost = min(lost, idle)  # what the loop does besides may be the device's work too
+        lost = min(lost, idle)  # the device may work while the loop does other things
     enough = IDLE_GPU if (gap or 0) < 1.5 * NOTICEABLE else NOTICEABLE
     if lost < enough:
         return None
@@ -149,8 +149,8 @@ def _of_larger_batch(evidence: Evidence, factor: float, left: float, said: str, 
     """The gain of `factor` times the images at once.
 
     Args:
-        left: time an image in a step, over that before.
-        unsure: the factor, either way, by which it may be another.
+        left: time per image in a step, over that before.
+        unsure: the factor, either way, by which it may be off.
     """
     steps = in_steps(evidence)  # the first steps and the slow ones too: all become fewer
     after = 1 - steps * (1 - left)
@@ -158,7 +158,7 @@ def _of_larger_batch(evidence: Evidence, factor: float, left: float, said: str, 
 
 
 def larger_batch(evidence: Evidence, factor: int, why: str) -> Fix:
-    """A global batch of `factor` times the images; in parts, where a GPU's memory holds no more at once."""
+    """A global batch of `factor` times the images; in parts, if a GPU's memory holds no more at once."""
     batch = evidence.settings.get("global_batch_size")
     if not isinstance(batch, int):
         return Fix(setting=None, value=f"a global batch of {factor} times the images", why=why)
@@ -172,7 +172,7 @@ def larger_batch(evidence: Evidence, factor: int, why: str) -> Fix:
 
 
 def largest_factor(evidence: Evidence) -> float:
-    """Times the images that a GPU's memory holds at once, at least: weights and optimizer do not grow with them. inf: not known."""
+    """At least how many times the images a GPU's memory holds at once: weights and optimizer do not grow with them. inf: not known."""
     return 100 / evidence.gpu_memory if evidence.gpu_memory else math.inf
 
 
@@ -278,7 +278,7 @@ def _synchronising(evidence: Evidence, lost: float) -> Finding:
 
 
 def _of_shorter_steps(evidence: Evidence, kind: str, share: float, left: float, said: str) -> Gain:
-    """The gain where usual steps take a part of their time."""
+    """The gain if usual steps take only a part of their time."""
     after = 1 - evidence.steps_part * (1 - min(left, 1.0))
     return estimated(evidence, kind, share, after, f"{said}: 1 / {after:.2f}")
 
@@ -331,7 +331,7 @@ def _small_batch(evidence: Evidence, lost: float) -> Finding:
 
 
 def _try_fewer_workers(evidence: Evidence) -> tuple[Fix, ...]:
-    """Where system metrics alone show full cores and an idle GPU: the experiment that tells KT's fault from the others."""
+    """If system metrics alone show full cores and an idle GPU: the experiment that tells KT's fault from the others."""
     if evidence.ranks or (evidence.pegged or 0.0) < 0.5 or evidence.workers is not None:
         return ()
     return (

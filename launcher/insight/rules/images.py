@@ -15,7 +15,7 @@ SHARD_SIZE = "100MB"
 
 
 def cheaper_images(evidence: Evidence) -> tuple[Fix, ...]:
-    """What lowers the CPU time of an image, without what the run does already."""
+    """Fixes that lower the CPU time of an image, without those that the run already has."""
     settings, fixes = evidence.settings, []
     pipeline = settings.get("preprocessing")
     if pipeline == "cpu_reference":
@@ -46,7 +46,7 @@ def cheaper_images(evidence: Evidence) -> tuple[Fix, ...]:
 def gain_of_cheaper_images(evidence: Evidence, kind: str, touched: float, fix: Fix, starts: float = 0.0) -> Gain:
     """The gain of cheaper images, which take at least the share `touched` of the training time.
 
-    Where the model computes on the same cores, it also gets the cores that images free: more than the wait can go away.
+    If the model computes on the same cores, it also gets the cores that images free: more than the wait can go away.
 
     Args:
         starts: share of the training time in which epochs begin, while nothing is done but preparing images.
@@ -74,9 +74,9 @@ def gain_of_cheaper_images(evidence: Evidence, kind: str, touched: float, fix: F
 
 
 def _with_cheaper(evidence: Evidence, images: float) -> tuple[float, str]:
-    """What a step takes with cheaper images, over what it takes, and why: none waits for data, nor for a core that workers had.
+    """Time of a step with cheaper images, over its time now, and why: no step waits for data, nor for a core that workers had.
 
-    A thread that waits for its peer spins, and the CPU time of all that spinning goes away. It was made on three real runs, off by
+    A thread that waits for its peer spins, and the CPU time of all that spinning goes away. The model was made on three real runs, off by
     5 to 28 %; two others were off by 12 and 23 % (`planted_bottlenecks.py data_bound`). All had 2 cores; more threads were not measured.
 
     Args:
@@ -96,7 +96,7 @@ def _image_cost(evidence: Evidence, fix: Fix) -> float | None:
 
 
 def dali(evidence: Evidence, why: str) -> Fix:
-    """NVIDIA DALI instead of the CPU's pipeline, without what belongs to that one."""
+    """NVIDIA DALI instead of the CPU pipeline, without the settings that belong to that one."""
     settings = evidence.settings
     composed = {"hyperparameters.compose_augmentation": False} if settings.get("compose_augmentation") else {}
     now = settings.get("preprocessing")
@@ -109,7 +109,7 @@ def shards(evidence: Evidence, why: str) -> Fix:
 
 
 def gain_of_quick_reads(evidence: Evidence, lost: float) -> Gain:
-    """The gain where reads do not wait, in evaluations neither."""
+    """The gain if reads do not wait, not in evaluations either."""
     reading = in_steps(evidence, evaluations=True)
     touched = lost * reading
     if evidence.worker_use is None:
@@ -126,7 +126,7 @@ def gain_of_quick_reads(evidence: Evidence, lost: float) -> Gain:
 
 
 def _scaled(evidence: Evidence) -> Fix:
-    """Images no larger than the smallest random crop needs, where the settings say what that is."""
+    """Images no larger than the smallest random crop needs, if the settings say what that is."""
     settings, why = evidence.settings, "images are scaled down once instead of in every epoch"
     size, area = settings.get("view_size") or settings.get("image_size"), settings.get("min_crop_area", 1.0)
     if not isinstance(size, int) or not isinstance(area, (int, float)) or not 0 < area <= 1:
@@ -135,7 +135,7 @@ def _scaled(evidence: Evidence) -> Fix:
 
 
 def _prepared(evidence: Evidence, option: str, value: str, why: str) -> Fix:
-    """The images prepared anew; where they lie on this machine, with the commands that do so and then train on them."""
+    """The images prepared anew; if they are on this machine, with the commands that do so and then train on them."""
     replayed = evidence.measurements.replay
     if replayed is None or replayed.images is None:
         return _advised(f"{option} {value}", why)

@@ -1,4 +1,4 @@
-"""Noisy neighbours: who keeps the thread that drives the device from its core, where it is not too many data workers."""
+"""Noisy neighbours: who keeps the thread that drives the device from its core, if it is not too many data workers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def noisy(evidence: Evidence) -> Answer:
     if taken_by_workers(evidence) is not None or (evidence.throttled or 0.0) >= NOTICEABLE:
         return EXPLAINED
     others = neighbours(evidence)
-    if not evidence.on_gpu and not oversubscribed(evidence):  # its own threads have cores where nobody else takes them
+    if not evidence.on_gpu and not oversubscribed(evidence):  # its own threads have cores if nobody else takes them
         own = {one: others.pop(one) for one in (WORKERS, THREADS) if one in others}
         if own and others.get(PROGRAMS, 0.0) < max(NOTICEABLE * usable_cores(evidence), own.get(WORKERS, 0.0)):
             return DoesNotApply("a model on the CPU shares its cores with its data workers and its own threads")
@@ -69,7 +69,7 @@ def noisy(evidence: Evidence) -> Answer:
 
 
 def numbers(evidence: Evidence) -> list[str]:
-    """The evidence of every thread that is kept from its core; empty where none was recorded."""
+    """The evidence for every thread that is kept from its core; empty if none was recorded."""
     delay, own, others = run_delay(evidence), thread_cpu(evidence), neighbours(evidence)
     if delay is None or own is None:
         return []
@@ -93,22 +93,22 @@ def numbers(evidence: Evidence) -> list[str]:
 
 
 def outside(evidence: Evidence) -> float:
-    """Cores of a host that programs outside the run use; 0 where none was seen."""
+    """Cores of a host that programs outside the run use; 0 if none was seen."""
     return neighbours(evidence).get(PROGRAMS, 0.0)
 
 
 def crowds(evidence: Evidence) -> bool:
-    """Whether that is a noticeable part of the host."""
+    """Whether programs outside the run use a noticeable part of the host."""
     return outside(evidence) >= NOTICEABLE * usable_cores(evidence) if evidence.hosts else False
 
 
 def without_programs(evidence: Evidence) -> tuple[Fix, ...]:
-    """The advice to end them, where they crowd the host."""
+    """Advice to end those programs, if they crowd the host."""
     return (_fixes(PROGRAMS, evidence)[0],) if crowds(evidence) else ()
 
 
 def programs(evidence: Evidence) -> str:
-    """Those that use most, by name, with their cores."""
+    """Programs that use most, by name, with their cores."""
     named = [(name, cores) for name, cores in programs_outside(evidence).items() if cores >= SHOWN][:NAMED]
     return ", ".join(f"{name} {cores:.1f}" for name, cores in named)
 

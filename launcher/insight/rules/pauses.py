@@ -20,10 +20,10 @@ from launcher.insight.rules.workers import kept_by_workers, taken_by_workers
 from launcher.record.records import COMPLETED
 
 SLOW_START = 120.0
-"""Seconds until the first step from which a start can be slow: loading torch, models and data takes most of a minute."""
+"""Seconds to the first step from which a start can be slow: loading torch, models and data takes most of a minute."""
 
 ENDLESS_START = 1200.0
-"""Seconds until the first step that are too long for any run: the limit of Debugger's MaxInitializationTime."""
+"""Seconds to the first step that are too long for any run: the limit of Debugger's MaxInitializationTime."""
 
 
 def checkpoints(evidence: Evidence) -> Answer:
@@ -79,7 +79,7 @@ def epoch_starts(evidence: Evidence) -> Answer:
     if share < NOTICEABLE:
         return None
     if taken_by_workers(evidence) is not None:
-        return EXPLAINED  # all of them make their first batches at once, on too few cores
+        return EXPLAINED  # all workers make their first batches at once, on too few cores
     return Finding(
         kind="slow_epoch_starts",
         title="Each epoch starts with a wait for the first batches",
@@ -103,7 +103,7 @@ def epoch_starts(evidence: Evidence) -> Answer:
 
 
 def epoch_start_share(evidence: Evidence) -> float:
-    """Share of the training time between epochs and in their first steps, beyond what other steps take; the median rank's.
+    """Share of the training time spent between epochs and in their first steps, beyond what other steps take; the median rank's.
 
     Besides waiting for data, a process that has just forked its workers copies each page of memory as it first writes to it again:
     https://man7.org/linux/man-pages/man2/fork.2.html
@@ -113,7 +113,7 @@ def epoch_start_share(evidence: Evidence) -> float:
         others, later = after_epoch_firsts(evidence, steps)
         of_epochs = np.concatenate(
             [[False], np.diff(steps.epoch) > 0]
-        )  # other gaps are the clock's, or nobody knows whose
+        )  # other gaps are clock errors or unexplained
         gaps = windows.between(steps, evidence.measurements.stalls)[of_epochs]
         between = float(gaps.sum()) / (evidence.training_seconds or 1)
         waited = 0.0
@@ -128,7 +128,7 @@ def epoch_start_share(evidence: Evidence) -> float:
 
 
 def _wait_in_others(evidence: Evidence) -> float:
-    """Share of a step that steps after an epoch's first ones wait for data; the median rank's."""
+    """Share of a step spent waiting for data, in steps after an epoch's first ones; the median rank's."""
     shares = []
     for steps in evidence.ranks:
         others, later = after_epoch_firsts(evidence, steps)
@@ -138,11 +138,11 @@ def _wait_in_others(evidence: Evidence) -> float:
 
 
 def after_epoch_firsts(evidence: Evidence, steps: Steps) -> tuple[np.ndarray | None, float]:
-    """(which logged windows are not an epoch's first, mean wait in these); (None, 0) where that is unknown."""
+    """(which logged windows are not an epoch's first, mean wait in these); (None, 0) if that is unknown."""
     begun = np.diff(steps.epoch) > 0
     follows = np.diff(steps.step) == windows.counts(steps)[1:]
     first = np.concatenate([[True], begun & follows])
-    others = np.concatenate([[False], ~begun])  # where the window before was not read, nobody knows
+    others = np.concatenate([[False], ~begun])  # unknown if the window before was not read
     kept = windows.steady(steps)
     if "data_wait" not in steps.seconds or not (kept & first).any() or (kept & others).sum() < 2:
         return None, 0.0
@@ -204,7 +204,7 @@ def start(evidence: Evidence) -> Answer:
 
 
 def _of_a_missing_core(steps: Steps, mask: np.ndarray, far: np.ndarray) -> bool:
-    """Whether most of what slow windows take more than others is the training thread's wait for a core.
+    """Whether most of the extra time of slow windows is the training thread's wait for a core.
 
     Args:
         mask, far: which windows count, and which of these are slow.
@@ -341,8 +341,8 @@ def _stalls(
 
 
 def _left_of_the_job(evidence: Evidence, seen: int, factor: int) -> tuple[float, str]:
-    """The share of the pauses of a kind that stays where one in `factor` does, and that in words: over the whole job, of which the run
-    may be a part. One follows the last step."""
+    """Share of the pauses of a kind that remains if one in `factor` does, and the same in words: over the whole job, of which the run may
+    be a part. One follows the last step."""
     steps = job_steps(evidence)
     if steps is None and evidence.facts.get("state") != COMPLETED:
         return 1 / factor, f"one in {factor}, in a job whose length is not known"

@@ -16,8 +16,8 @@ from launcher.insight.phases import NO_PHASE
 from launcher.insight.rules.feeding import larger_batch
 
 SHARED_PHASES = ("grad_sync", "backward", "buffer_sync")
-"""Phases in which a rank may wait for the others: DistributedDataParallel reduces gradients inside backward, and makes buffers equal
-before forward. A model that is sharded gathers its weights in forward too."""
+"""Phases in which a rank may wait for the others: DistributedDataParallel reduces gradients inside backward, and synchronises buffers
+before forward. A sharded model gathers its weights in forward too."""
 
 
 UNUSED = 5.0
@@ -142,7 +142,7 @@ def slow_rank(evidence: Evidence) -> Answer:
 
 
 def uneven_gpus(evidence: Evidence) -> Answer:
-    """Some GPUs are used much more than others; where ranks were timed, `slow_rank` says more."""
+    """Some GPUs are used much more than others; if ranks were timed, `slow_rank` says more."""
     means = evidence.all_gpu_means if evidence.on_gpu else {}
     if len(means) < 2:
         if means or not evidence.on_gpu:
@@ -176,7 +176,7 @@ def _without_a_process(evidence: Evidence) -> bool:
 
 
 def _process_per_gpu(evidence: Evidence, idle: str) -> Fix:
-    """One process for each GPU; where torchrun or smddp starts them already, what else there is to see."""
+    """One process per GPU; if torchrun or smddp starts them already, what else to look at."""
     why, now = "one process per GPU, each with its share of the batch", evidence.facts.get("distribution")
     if now == "none":
         return Fix(setting="distribution", value="torchrun", now=now, why=why)
@@ -199,8 +199,8 @@ def _one_is_slow(evidence: Evidence, own: np.ndarray) -> bool:
 
 
 def _waited_for(evidence: Evidence, own: np.ndarray) -> bool:
-    """Whether the others' exchange of gradients is longer by at least half of what the slowest rank takes longer: outside of the phases
-    a rank may also wait for others, in a collective of the script's own."""
+    """Whether the others' gradient exchange is longer by at least half of what the slowest rank takes longer: outside the phases, a rank
+    may also wait for others in a collective of the script's own."""
     slowest = int(own.argmax())
     waits = [windows.mean_seconds(steps, "grad_sync") or 0.0 for steps in evidence.ranks]
     waited = float(np.median(np.delete(waits, slowest))) - waits[slowest]
@@ -208,7 +208,7 @@ def _waited_for(evidence: Evidence, own: np.ndarray) -> bool:
 
 
 def _own_seconds(evidence: Evidence, steps: Steps) -> float:
-    """A rank's seconds a step without waiting for others; of backward only what is not exchange, where that is known."""
+    """A rank's seconds per step without waiting for others; of backward only what is not exchange, if that is known."""
     total = 0.0
     for phase in steps.seconds:
         if phase not in ("step", *_shared_phases(evidence)):
@@ -232,7 +232,7 @@ def _own_backward(evidence: Evidence, steps: Steps) -> float:
 
 
 def _where(evidence: Evidence, slowest: int) -> tuple[str, float]:
-    """The phase in which a rank is slowest beside the others, and by how many seconds a step."""
+    """The phase in which a rank is slowest compared with the others, and by how many seconds per step."""
     more = {}
     for phase in evidence.ranks[slowest].seconds:
         if phase in ("step", "grad_sync", "buffer_sync") or (phase == "forward" and _sharded(evidence)):

@@ -1,7 +1,7 @@
 """Does training wait for images that other hosts make, and do those hosts, the network or the receiving thread limit it?
 
-The servers' threads and the receiving thread have a utilisation each, and the busier one is the limit. Where neither is at its limit and
-parts of batches are still on their way most of the time, the way is.
+The servers' threads and the receiving thread each have a utilisation, and the busier one is the limit. If neither is at its limit and
+parts of batches are still in transit most of the time, the network is.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from launcher.insight.servers import Served, happened, served
 from launcher.show.text import counted
 
 AT_LIMIT = 0.85
-"""Share of the time in use from which threads count as the limit: they also wait between parts, for the next to be asked for."""
+"""Utilisation from which threads count as the limit: between parts, they also wait for the next one to be requested."""
 
 TRAVELS = 1.0
-"""Parts on their way over parts in the making from which the way is long: what waits at a server beside those in its threads (QUEUED in
-training/servers/pool.py) is less where threads are free."""
+"""Parts in transit over parts in the making from which the transit is long: what waits at a server besides those in its threads (QUEUED in
+training/servers/pool.py) is less if threads are free."""
 
 TEACHER = 0.5
 """Share of the busy time of servers' threads from which the teacher is what fills them; on a GPU their cores idle meanwhile."""
 
 ALONE = 0.5
-"""Share of the images made by the training processes themselves from which servers are missing, not slow."""
+"""Share of the images that the training processes make themselves from which servers are missing, not slow."""
 
 WHAT = "what training waits for: servers, the network, or receiving"
 
@@ -105,7 +105,7 @@ def _training_hosts(evidence: Evidence) -> int:
 
 
 def _needed(now: Served, wait: float) -> float:
-    """Images a second that steps take when they wait for none."""
+    """Images per second that steps take when they never wait."""
     return (now.images + now.alone) / (1 - wait)
 
 
@@ -118,7 +118,7 @@ def _gain(
     servers: float | None = None,
     receiving: float | None = None,
 ) -> Gain:
-    """By the slowest of the training process, the servers and the receiving thread.
+    """The gain, limited by the slowest of the training process, the servers and the receiving thread.
 
     Args:
         servers, receiving: busy share of a step's time after the fix; None: as it is.
@@ -158,7 +158,7 @@ def _too_few(evidence: Evidence, now: Served, wait: float) -> Finding:
 
 
 def _more_servers(evidence: Evidence, now: Served, wait: float) -> tuple[Fix, float]:
-    """The number of serving hosts for which no step waits, and how many times today's that is."""
+    """The number of serving hosts at which no step waits, and its ratio to today's."""
     hosts, needed, seconds = serving_hosts(evidence), _needed(now, wait), now.seconds_an_image
     assert seconds is not None, "a busy server has made an image"
     threads = needed * seconds
@@ -184,7 +184,7 @@ def _more_servers(evidence: Evidence, now: Served, wait: float) -> tuple[Fix, fl
 
 
 def _slow_reads(evidence: Evidence, now: Served, wait: float) -> Finding:
-    """The servers' threads are in use, their cores are not."""
+    """The servers' threads are busy, their cores are not."""
     fix, _ = _more_servers(evidence, now, wait)
     share = wait * evidence.steps_part
     return Finding(
@@ -263,7 +263,7 @@ def _receiving(evidence: Evidence, now: Served, wait: float) -> Finding:
 
 
 def _more_processes(evidence: Evidence, world: int, hosts: int, wanted: int) -> tuple[Fix, float]:
-    """Training processes for which receiving keeps up, and how many times today's they are."""
+    """Training processes at which receiving keeps up, and their ratio to today's."""
     why = f"{wanted} processes receive what {world} compute; the global batch stays the same"
     each, batch = max(1, world // hosts), evidence.settings.get("global_batch_size")
     place = evidence.facts.get("training_group")
@@ -281,7 +281,7 @@ def _more_processes(evidence: Evidence, world: int, hosts: int, wanted: int) -> 
 
 
 def _divisor(batch: object, least: int, beside: int) -> int:
-    """The smallest number from `least` on that, times `beside`, divides a batch; `least` where there is none."""
+    """The smallest number from `least` on that, times `beside`, divides a batch; `least` if there is none."""
     if not isinstance(batch, int):
         return least
     return next((number for number in range(least, batch + 1) if batch % (number * beside) == 0), least)

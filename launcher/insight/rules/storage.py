@@ -14,12 +14,12 @@ from launcher.insight.rules.images import gain_of_quick_reads, shards
 from launcher.insight.rules.workers import crowded
 
 A_CORE = 2
-"""Workers for each core up to which more than twice as many are asked for: what the storage gives is not known, and each takes memory."""
+"""Workers per core up to which more than twice today's are advised: what the storage gives is not known, and each takes memory."""
 
 
 def disks_are_waited_for(evidence: Evidence) -> bool:
-    """Whether as many cores wait for disks as an eighth of a host's readers, which may be its training processes themselves, or, where
-    these are not known, as a 32nd of its cores: half a core of few, which is little beside the readers of a host with eight GPUs."""
+    """Whether at least as many cores wait for disks as an eighth of a host's readers, which may be its training processes themselves, or,
+    if these are not known, as a 32nd of its cores; at least half a core, which is little beside the readers of a host with eight GPUs."""
     waiting = evidence.waiting_cores
     if waiting is None or not evidence.hosts:
         return False
@@ -32,7 +32,7 @@ def slow_storage(evidence: Evidence, numbers: Sequence[str], wait: float | None,
     """Workers wait for reads.
 
     Args:
-        numbers: what shows it.
+        numbers: the evidence.
         wait: share of a step that waits for data; None: not measured.
         lost: share of a step that quick reads would save.
     """
@@ -81,7 +81,7 @@ def slow_storage(evidence: Evidence, numbers: Sequence[str], wait: float | None,
 
 
 def _more_reads(workers: int, wait: float | None, cores: float | None) -> int:
-    """Workers with which no step would wait, were each read to take as long as now: a worker that reads needs no core.
+    """Workers with which no step would wait if each read took as long as now: a worker that reads needs no core.
 
     Args:
         wait: share of a step that waits for data; None: not measured.

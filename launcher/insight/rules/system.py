@@ -18,7 +18,7 @@ SETTLED = 0.4
 """Share of the steps after which memory should be constant: data are cached and workers are up."""
 
 SOON = 10
-"""Times as long as it was watched: a run whose memory is full by then most likely does not reach its end."""
+"""Multiple of the watched time: a run whose memory is full by then most likely does not reach its end."""
 
 SAMPLES = 20
 """Fewer samples than this show no trend."""
@@ -26,7 +26,7 @@ SAMPLES = 20
 SEGMENTS = Fix(setting="environment.PYTORCH_CUDA_ALLOC_CONF", value="expandable_segments:True", why="where shapes vary")
 
 WITHOUT_SEGMENTS = ("1.", "2.0.")
-"""Versions of PyTorch that end with an error at expandable_segments: https://github.com/pytorch/pytorch/issues/123505"""
+"""PyTorch versions that fail with an error on expandable_segments: https://github.com/pytorch/pytorch/issues/123505"""
 
 
 def throttled(evidence: Evidence) -> Answer:
@@ -72,7 +72,7 @@ def throttled(evidence: Evidence) -> Answer:
 
 
 def _of_a_larger_quota(evidence: Evidence, lost: float) -> Gain:
-    """The gain where the quota becomes as large as the host: processes then use as many cores as they have threads and workers."""
+    """The gain if the quota becomes as large as the host: processes then use as many cores as they have threads and workers."""
     hosts = [host for host in evidence.hosts if len(evidence.busy_cores(host))]
     threads, workers = evidence.facts.get("threads"), evidence.workers
     touched = lost * in_steps(evidence, evaluations=True)
@@ -141,7 +141,7 @@ def _growth(
 ) -> Answer:
     """The steepest growth of several records, if it continues through the later part of the steps.
 
-    What is loaded before the first step is no growth, however long that takes. Where no step was timed, all of the record counts.
+    What is loaded before the first step is not growth, however long that takes. If no step was timed, all of the record counts.
     """
     records = {name: evidence.while_stepping(one) for name, one in series.items()}
     judged = {name: found for name, one in records.items() if (found := _steady_growth(one)) is not None}
@@ -169,7 +169,7 @@ def _growth(
 
 
 def _steady_growth(series: Series) -> tuple[float, float, float] | None:
-    """(percentage points gained, hours, last value) of the later part of a record; 0 points where some of it does not grow.
+    """(percentage points gained, hours, last value) of the later part of a record; 0 points if some of it does not grow.
 
     Compares the medians of its thirds, so that single samples do not count. None: too few samples.
     """

@@ -50,7 +50,7 @@ RULES = (
 
 
 HIDING = 0.2
-"""Share of the steps in which programs outside the run have the training thread's core from which they hide a good part of what is slow."""
+"""Share of step time in which programs outside the run have the training thread's core, from which they hide much of what is slow."""
 
 
 def judge(evidence: Evidence) -> Report:
@@ -88,12 +88,12 @@ def judge(evidence: Evidence) -> Report:
 
 
 AS_LARGE = 0.02
-"""Shares of the time that differ by no more are as large: of two such findings one with a fix goes before one with advice alone. Steps that
-take far longer than others are most often what the other finding does now and then."""
+"""Shares of the time that differ by no more count as equal: of two such findings, one with a fix goes before one with advice alone. Steps
+that take far longer than others are most often what the other finding does now and then."""
 
 
 def _as_large(first: Finding, second: Finding) -> bool:
-    """Whether neither of two findings, in their order, is more than the other."""
+    """Whether two findings, in their order, count as equally large."""
     alike = (first.urgent, first.level) == (second.urgent, second.level)
     return alike and first.share is not None and second.share is not None and first.share - second.share <= AS_LARGE
 
@@ -120,14 +120,14 @@ def _followable(finding: Finding, evidence: Evidence) -> Finding:
 
 
 OF_WORKERS = ("hyperparameters.num_workers", "hyperparameters.worker_type")
-"""What is no advice where other hosts make the training images: the workers of this one only make those of evaluations."""
+"""Settings that are not advised if other hosts make the training images: this host's workers then only make those of evaluations."""
 
 
 def _has_it(fix: Fix, settings: Mapping[str, Any]) -> bool:
-    """Whether the run has a fix's value already."""
+    """Whether the run already has a fix's value."""
     name = (fix.setting or "").removeprefix("hyperparameters.")
     return name in settings and settings[name] == fix.value
 
 
 SEPARATE = Fix(setting=None, value="launcher diagnose RUN --probe, which measures the halves of a step one by one")
-"""Where all that a rule advises is set already."""
+"""The fix if all that a rule advises is already set."""

@@ -29,10 +29,10 @@ def crowded(evidence: Evidence) -> bool:
 
 
 def taken_by_workers(evidence: Evidence) -> float | None:
-    """Share of a step that too many workers cost, as far as it shows; None where there are not too many, or no harm.
+    """Share of a step that too many workers visibly cost; None if there are not too many, or they do no harm.
 
-    It shows as a wait for data; or, as in KT's job, as an idle device or as unsteady steps on the same cores. It is unknown where neither
-    the wait nor the device was measured, or where the run is too short.
+    It shows as a wait for data; or, as in KT's job, as an idle device or as unsteady steps on the same cores. It is unknown if neither
+    the wait nor the device was measured, or if the run is too short.
     """
     if too_short(evidence) or (evidence.share("data_wait") is None and evidence.gpu_idle is None):
         return None
@@ -63,8 +63,8 @@ def taken_by_workers(evidence: Evidence) -> float | None:
 def kept_from_core(evidence: Evidence) -> float | None:
     """Share of a step that is lost while the threads that drive the device are ready and have no core; None: too little, or not recorded.
 
-    What a GPU does meanwhile is not lost: its queue lasts for a while. Where only the process's own threads could have the core, and
-    cores are left over, the delay is that of threads which wake each other.
+    What a GPU does meanwhile is not lost: its queue lasts for a while. If only the process's own threads could have the core, and
+    cores are left over, the delay comes from threads that wake each other.
     """
     delay, others = run_delay(evidence), neighbours(evidence)
     if delay is None:
@@ -79,7 +79,7 @@ def kept_from_core(evidence: Evidence) -> float | None:
 
 
 def kept_by_workers(evidence: Evidence) -> float | None:
-    """The same where it is a GPU's data workers that have the cores, more of them than needed, and hardly any step waits for data."""
+    """The same if a GPU's data workers have the cores, more of them than needed, and hardly any step waits for data."""
     lost, others = kept_from_core(evidence), neighbours(evidence)
     if (
         lost is None
@@ -114,10 +114,9 @@ def suspected(evidence: Evidence) -> bool:
 def sensible_workers(evidence: Evidence) -> int:
     """The fewest workers per process for which no step waits.
 
-    With the workers' CPU time: as many as prepare a step's images while the device computes it, or while all cores do the work of both.
-    What a step lost to a core that others had is not counted as computing.
-    Else: as many as fill the cores that the training process leaves. Where its CPU time was not measured either, it counts as one core,
-    or as none where it mostly waits.
+    If the workers' CPU time is known: as many as prepare a step's images while the device computes it, or while all cores do the work of
+    both. Time that a step lost to a core that others had is not counted as computing.
+    Else: as many as fill the cores that the training process leaves. It counts as one core, or as none if it mostly waits.
     """
     cores, own, step = evidence.cores_each or 1.0, evidence.own_cpu, evidence.step_seconds
     whole = evidence.all_cpu

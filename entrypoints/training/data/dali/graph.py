@@ -1,4 +1,4 @@
-"""What NVIDIA DALI does with pixels: its graph of operators, and the inputs for each image of a batch."""
+"""NVIDIA DALI's graph of operators, and its inputs for each image of a batch."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from nvidia.dali.backend import TensorListCPU, TensorListGPU
 
 QUEUED = 2
-"""Batches that DALI works on at a time; while one is decoded on the CPU, the one before may be on the GPU."""
+"""Batches that DALI works on at a time; while one is decoded on the CPU, the previous one may be on the GPU."""
 
 JPEG_END = b"\xff\xd9"
 """The marker that a whole JPEG ends with (ITU-T T.81, table B.1)."""
 
 OTHER_PIXELS = (b"tRNS", b"eXIf", b"Raw profile type", b"tiff:Orientation")
-"""What in a PNG stands for transparency, and in any file for an orientation in a place where DALI does not look for it."""
+"""Markers of transparency in a PNG, and in any file of an orientation stored where DALI does not look for it."""
 
 
 NO_WARP: Rows = (1.0, 0.0, 0.0), (0.0, 1.0, 0.0)
 
 
 class Graph(Protocol):
-    """What is used of nvidia.dali.Pipeline, whose methods have no annotations."""
+    """The methods used of nvidia.dali.Pipeline, which have no annotations."""
 
     def feed_input(self, data_node: str, data: Any, /) -> None: ...
 
@@ -47,38 +47,38 @@ class Operations(NamedTuple):
     """What the graph of a run does to every image."""
 
     size: tuple[int, int]
-    """Height and width of what comes out."""
+    """Height and width of the result."""
     channels: int
     load: int = 0
     """Rounds of turns before anything else."""
     warped: bool = False
-    """Whether images are rotated or shifted after they were scaled."""
+    """Whether images are rotated or shifted after scaling."""
     pasted: bool = False
-    """Whether each is scaled to a size of its own and then laid on a black canvas, which cuts it off."""
+    """Whether each is scaled to a size of its own and then pasted on a black canvas, which clips it."""
 
 
 class Prepared(NamedTuple):
-    """The graph's inputs for one image, but for the file as plain numbers, of which `inputs` makes an array for a whole batch: while one
-    thread makes these, no other can launch a GPU's kernels. Matrices are those of `geometry`."""
+    """The graph's inputs for one image. All but the file are plain numbers, of which `inputs` makes one array for a whole batch: while a
+    thread makes arrays, no other can launch a GPU's kernels. Matrices are those of `geometry`."""
 
     encoded: np.ndarray
     """uint8 (bytes,), a file that DALI decodes."""
     part: tuple[int, int, int, int]
-    """Top, left, height and width of the upright image's part that is decoded: what `roi` needs, and a margin."""
+    """Top, left, height and width of the part of the upright image that is decoded: what `roi` needs, and a margin."""
     roi: tuple[float, float, float, float]
-    """Top, left, bottom, right of what is scaled, from the part's corner; mirrored where left > right."""
+    """Top, left, bottom, right of what is scaled, relative to the part's corner; mirrored if left > right."""
     turns: tuple[Rows, ...] = ()
     """A matrix for each round of the load."""
     warp: Rows = NO_WARP
-    """The matrix of rotation, shift and mirroring of what was scaled."""
+    """The matrix of rotation, shift and mirroring after scaling."""
     scaled: tuple[int, int] = (0, 0)
     """Height and width that `roi` is scaled to."""
     corner: tuple[int, int] = (0, 0)
-    """Top and left of the canvas in what was scaled; negative where there is black before it."""
+    """Top and left of the canvas within the scaled image; negative if there is black before it."""
 
 
 def prepare(encoded: bytes, size: tuple[int, int], variation: Variation, operations: Operations) -> Prepared:
-    """An image varied as `reference.vary` does.
+    """Inputs for an image augmented as by `reference.vary`.
 
     Args:
         encoded: a file that DALI decodes.
@@ -110,12 +110,12 @@ def prepare(encoded: bytes, size: tuple[int, int], variation: Variation, operati
 def prepare_part(
     encoded: bytes, box: tuple[int, int, int, int], scaled: tuple[int, int], begin: tuple[int, int], *, mirrored: bool
 ) -> Prepared:
-    """A part of an image, scaled by itself, and laid on the canvas.
+    """Inputs for a part of an image, scaled on its own and pasted on the canvas.
 
     Args:
         encoded: a file that DALI decodes.
         box: left, top, right, bottom in pixels of the upright image.
-        scaled: height and width that it gets.
+        scaled: height and width that it is scaled to.
         begin: row and column of the canvas at which it begins.
     """
     left, top, right, bottom = box
@@ -141,7 +141,7 @@ def upright_size(encoded: bytes) -> tuple[int, int] | None:
     """Width and height of an image as a viewer shows it, from its first bytes.
 
     Returns:
-        None where DALI may fail, or show other colours or another side up than `decoding.decode`: JPEG in four colours, PNG with a
+        None if DALI may fail, or show other colours or another side up than `decoding.decode`: JPEG in four colours, PNG with a
         palette, transparency or 16 bits, other formats, files without their end, and what is no image.
     """
     frame = read_frame(encoded)
@@ -156,7 +156,7 @@ def upright_size(encoded: bytes) -> tuple[int, int] | None:
                 return None  # also a JPEG that is stored as red, green and blue
             if not encoded.endswith(JPEG_END) or OTHER_PIXELS[-1] in encoded:
                 return None
-            turned = opened.getexif().get(ORIENTATION, 1)  # of damaged data DALI may read something else
+            turned = opened.getexif().get(ORIENTATION, 1)  # from damaged data DALI may read something else
             if turned not in range(1, 9):
                 return None
             width, height = opened.size
@@ -166,8 +166,8 @@ def upright_size(encoded: bytes) -> tuple[int, int] | None:
 
 
 def readable_file(encoded: bytes, file: str, channels: int, *, fallback: bool) -> tuple[bytes, tuple[int, int]]:
-    """A file that DALI decodes as the reference decoder does, and its upright width and height: the same, or where DALI may not
-    or must not, one without compression (netpbm's P5 or P6).
+    """A file that DALI decodes as the reference decoder does, and its upright width and height: the same file or, if DALI may not
+    or must not decode it so, one without compression (netpbm's P5 or P6).
 
     Raises:
         BrokenImage: it cannot be decoded; the message names the file.
@@ -181,14 +181,14 @@ def readable_file(encoded: bytes, file: str, channels: int, *, fallback: bool) -
 
 
 def build(operations: Operations, *, images: int, threads: int, device_id: int | None) -> Graph:
-    """The graph: decode, turn, crop and scale, rotate and shift, lay on black; bilinear, antialiased where it shrinks.
+    """The graph: decode, turn, crop and scale, rotate and shift, paste on black; bilinear, antialiased when it shrinks.
 
-    It gives uint8 (batch, channels, height, width). An image is decoded whole only where it is turned.
+    It outputs uint8 (batch, channels, height, width). An image is decoded whole only if it is turned.
 
     Args:
         images: the most in a batch.
-        threads: of the CPU.
-        device_id: the GPU that decodes with nvJPEG, and does all that follows. None: the CPU does it.
+        threads: number of CPU threads.
+        device_id: the GPU that decodes with nvJPEG and does all that follows. None: the CPU does it.
     """
     from nvidia.dali import fn, types
     from nvidia.dali.pipeline import Pipeline
@@ -205,7 +205,7 @@ def build(operations: Operations, *, images: int, threads: int, device_id: int |
             "jpeg_fancy_upsampling": True,  # colours as the CPU's decoder has them
         }
         linear: dict[str, Any] = {"interp_type": types.DALIInterpType.INTERP_LINEAR}
-        pixels: Any  # a DataNode: of some operators the annotations say that it may be several, or none
+        pixels: Any  # a DataNode; some operators are annotated as returning several, or none
         if operations.load:
             pixels = fn.decoders.image(given("encoded"), **decoding)
         else:
@@ -233,7 +233,7 @@ def build(operations: Operations, *, images: int, threads: int, device_id: int |
 
 
 def inputs(images: list[Prepared], operations: Operations) -> dict[str, Any]:
-    """What `build`'s graph is fed for a batch, by name."""
+    """The inputs of `build`'s graph for a batch, by name."""
     rois = np.array([image.roi for image in images], np.float32)
     given: dict[str, np.ndarray] = {"roi_start": rois[:, :2], "roi_end": rois[:, 2:]}
     if operations.load:
@@ -252,12 +252,12 @@ def inputs(images: list[Prepared], operations: Operations) -> dict[str, Any]:
 
 
 def _with_margin(box: tuple[float, ...], size: tuple[int, int], view: int) -> tuple[int, int, int, int]:
-    """The part of an image that scaling a box of it looks at: the filter reaches over the box's edges, as Pillow's does.
+    """The part of an image that scaling a box of it reads: the filter reaches beyond the box's edges, as Pillow's does.
 
     Args:
         box: top, left, bottom, right.
         size: height and width of the image.
-        view: height and width that the box gets.
+        view: height and width that the box is scaled to.
 
     Returns:
         top, left, height, width in pixels.

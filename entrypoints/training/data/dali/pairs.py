@@ -1,4 +1,4 @@
-"""Images with masks by DALI: images are cut and scaled by it, masks on the CPU, both by one draw."""
+"""Images with masks by DALI: it crops and scales the images, the CPU their masks, both from one draw."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ Made = TypeVar("Made")
 
 
 class MaskedViews(Protocol):
-    """What is drawn for images with masks, as MaskedImages says."""
+    """The draws for images with masks, as MaskedImages has them."""
 
     pairs: Pairs
     channels: int
     variation: RandomCrop | None
 
     def readable(self, view: int, index: int, make: Callable[[int, int], Made]) -> Made:
-        """What `make` makes of the first readable image from this one on."""
+        """What `make` returns for the first readable image from this one on."""
 
     def cut(self, view: int, index: int, mask: np.ndarray) -> tuple[Cut, np.ndarray]:
-        """What a view shows of an image whose whole mask is given, and the mask of that, uint8 (*crop_size)."""
+        """The part of an image that a view shows, and its mask, uint8 (*crop_size), cut from the given whole mask."""
 
     def mask(self, index: int, image_size: tuple[int, int]) -> np.ndarray:
         """The mask of an image of that height and width, uint8 (height, width)."""

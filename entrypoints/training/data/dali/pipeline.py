@@ -1,7 +1,7 @@
-"""Training batches whose pixels NVIDIA DALI makes, on the GPU where there is one.
+"""Training batches whose pixels NVIDIA DALI makes, on the GPU if there is one.
 
-DALI only does pixels. Which images come when, who takes which share of a batch, what is drawn for an image, and what comes in
-place of a broken one is this kit's own, so that order, resuming, the teacher's cache and labels are those of the other paths.
+DALI only makes pixels. The kit itself decides which images come when, who takes which share of a batch, what is drawn for an image and
+what replaces a broken one, so order, resuming, the teacher's cache and labels are those of the other paths.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DRAWS_A_TASK = 16
 
 
 class DaliPreprocessor(ReferencePreprocessor):
-    """What makes a single image where DALI makes whole batches: an example of one, and what DALI does not decode."""
+    """The preprocessor of single images where DALI makes whole batches: an example of one, and what DALI does not decode."""
 
     name = "dali"
 
@@ -55,7 +55,7 @@ class Item(Protocol):
 
     @property
     def image_index(self) -> int:
-        """Of the image."""
+        """The image's index."""
 
     @property
     def prepared(self) -> Prepared:
@@ -67,7 +67,7 @@ class DrawnSample(Protocol):
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """Its own image, and then others."""
+        """Its own image, then others."""
 
 
 OneItem = TypeVar("OneItem", bound=Item)
@@ -75,41 +75,41 @@ OneDrawn = TypeVar("OneDrawn", bound=DrawnSample)
 
 
 class Recipe(Protocol[OneItem, OneDrawn]):
-    """One kind of batches."""
+    """How one kind of batch is made."""
 
     operations: Operations
     items_a_draw: int
-    """At most."""
+    """The most items per draw."""
 
     def begin_batch(self, fallback_indices: Collection[int]) -> Callable[[SampleKey], OneDrawn]:
-        """What reads the draws of one batch, in several threads; an Item that two of them need as a partner is one object.
+        """Returns what reads one batch's draws, in several threads; an Item that two of them need as a partner is one object.
 
         Args:
-            fallback_indices: indices of images that DALI does not decode, and the reference decoder shall.
+            fallback_indices: indices of images that the reference decoder decodes instead of DALI.
         """
 
     def finish(self, batch: ReadBatch[OneItem, OneDrawn], pixels: torch.Tensor) -> Any:
-        """A batch, a NamedTuple of tensors.
+        """The finished batch, a NamedTuple of tensors.
 
         Args:
-            pixels: uint8 (items, channels, height, width) of the batch's items, on the device; it may be changed.
+            pixels: uint8 (items, channels, height, width) of the batch's items, on the device; it may be modified.
 
         Returns:
-            Its other tensors may be on the CPU, pinned where the pixels are on a GPU. Nothing in it waits for the device.
+            Its other tensors may be on the CPU, pinned if the pixels are on a GPU. Nothing in it waits for the device.
         """
 
 
 @dataclass(frozen=True)
 class ReadBatch(Generic[OneItem, OneDrawn]):
-    """A batch that is read, for DALI to make."""
+    """A batch that has been read, for DALI to make."""
 
     draws: list[SampleKey]
     drawn: list[OneDrawn]
     items: list[OneItem]
-    """Of all that is drawn, each once."""
+    """The items of all draws, each once."""
 
     def places(self, items: list[OneItem]) -> list[int]:
-        """Where each lies in `items`."""
+        """The position of each in `self.items`."""
         place = {id(item): place for place, item in enumerate(self.items)}
         return [place[id(item)] for item in items]
 
@@ -121,16 +121,16 @@ class Batch(NamedTuple):
     parts: list[Future[list[DrawnSample]]]
 
     def read(self) -> ReadBatch[Item, DrawnSample]:
-        """The batch when all of it is read; what failed is raised here."""
+        """The batch once all of it is read; what failed is raised here."""
         drawn = [one for part in self.parts for one in part.result()]
         return ReadBatch(self.draws, drawn, [*{id(item): item for one in drawn for item in one.items}.values()])
 
 
 class DaliBatches:
-    """Iterated, this rank's micro-batches of the epoch that `batches` was started with, with images on the device.
+    """Iterates over this rank's micro-batches of the epoch that `batches` was started with, with images on the device.
 
-    A file that DALI decodes differently or not at all is decoded as on the reference path. Where DALI stops on a damaged one that
-    no check foresaw, the batch is made again so; only then it is known whether the image is broken.
+    A file that DALI decodes differently or not at all is decoded as on the reference path. If DALI stops on a damaged file that
+    no check foresaw, the batch is made again that way; only then is it known whether the image is broken.
 
     Args:
         threads: CPU threads of DALI.
@@ -159,7 +159,7 @@ class DaliBatches:
         before = self._running()
         if before is not None:
             before.close()  # so that nothing of it is left in DALI's queue
-        epoch = self._epoch(iter(self.batches))  # which epoch it is, is settled here, as in a DataLoader
+        epoch = self._epoch(iter(self.batches))  # the epoch is fixed here, as in a DataLoader
         self._running = weakref.ref(epoch)
         return epoch
 
@@ -172,7 +172,7 @@ class DaliBatches:
                 planned.append(self._plan(batch))
             while planned and len(queued) < QUEUED:
                 queued.append(planned.popleft().read())
-                with suppress(RuntimeError):  # of a batch before; its own turn brings it up
+                with suppress(RuntimeError):  # from an earlier batch, whose own turn raises it
                     self._feed(queued[-1].items)
 
         try:
@@ -202,7 +202,7 @@ class DaliBatches:
     # -- DALI ------------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        """A new graph: one in which an operator failed does nothing any more."""
+        """Start a new graph: one in which an operator failed does nothing any more."""
         device = self.world.device
         self._graph = graph.build(
             self.recipe.operations,
@@ -210,7 +210,7 @@ class DaliBatches:
             threads=max(1, self.threads.count),
             device_id=(device.index or 0) if accelerator.is_gpu(device) else None,
         )
-        # The first run that is asked of a graph fills its queue, so it takes as many batches. These also show early whether DALI
+        # A graph's first run fills its queue, so it takes as many batches. These also show early whether DALI
         # works here at all.
         for _ in range(QUEUED):
             self._give([graph.example(self.recipe.operations)])
@@ -223,7 +223,7 @@ class DaliBatches:
             self._graph.feed_input(name, values)
 
     def _feed(self, items: list[Item]) -> None:
-        """Have a batch made; `_pixels` gives it."""
+        """Start making a batch; `_pixels` returns it."""
         self._give([item.prepared for item in items])
         self._graph.schedule_run()
 
@@ -238,7 +238,7 @@ class DaliBatches:
         except (
             StopIteration,
             IndexError,
-        ) as error:  # what DALI says of a batch that it did not take after it had stopped
+        ) as error:  # what DALI raises for a batch that it did not take after it had stopped
             raise RuntimeError(f"DALI did not begin with a batch: {error}") from error
         try:
             return _own_tensor(made, self.world.device)
@@ -246,11 +246,11 @@ class DaliBatches:
             self._graph.release_outputs()
 
     def _again(self, queued: deque[ReadBatch[Item, DrawnSample]]) -> torch.Tensor:
-        """The oldest batch once more, alone, then with what DALI stopped on decoded by the reference decoder; the others after it.
+        """Retry the oldest batch alone, then with what DALI stopped on decoded by the reference decoder; then feed the others again.
 
         Raises:
             BrokenImage: an image cannot be decoded, and broken ones are to end the run; the message names it.
-            RuntimeError: DALI fails without a damaged image too, for example for want of memory.
+            RuntimeError: DALI fails without a damaged image too, for example for lack of memory.
         """
         batch, pixels = queued[0], None
         for attempt in range(3):
@@ -264,7 +264,7 @@ class DaliBatches:
                     raise RuntimeError(f"DALI cannot make a batch of training images: {error}") from error
                 named = [int(place) for place in re.findall(r"sample #(\d+)", str(error))] if attempt == 0 else []
                 self._by_reference |= {batch.items[place].image_index for place in named or range(len(batch.items))}
-                batch = self._plan(batch.draws).read()  # other images come in place of what proves broken
+                batch = self._plan(batch.draws).read()  # other images replace what proves broken
         queued[0] = batch
         assert pixels is not None
         for other in list(queued)[1:]:
@@ -274,13 +274,13 @@ class DaliBatches:
 
 
 def _own_tensor(made: TensorListCPU | TensorListGPU, device: torch.device) -> torch.Tensor:
-    """A copy of what DALI made, as DALI uses its memory again."""
+    """A copy of DALI's output, since DALI reuses its memory."""
     from nvidia.dali.backend import TensorListCPU
 
     if isinstance(made, TensorListCPU):
         return torch.from_numpy(np.array(made.as_array()))
     gpu, stream = accelerator.module(device), accelerator.side_stream(device, "pixels")
-    with gpu.stream(stream):  # to wait for this one is not to wait for the model
+    with gpu.stream(stream):  # waiting for this one does not wait for the model
         copied = from_dlpack(made.as_tensor()).clone()
     stream.synchronize()
     copied.record_stream(gpu.current_stream(device))

@@ -24,7 +24,7 @@ Made = TypeVar("Made")
 
 
 class Views(Protocol):
-    """What is drawn for labelled images, as TrainingViews says."""
+    """The draws for labelled images, as TrainingViews has them."""
 
     source: Source
     size: int
@@ -33,17 +33,17 @@ class Views(Protocol):
     mixing: Mixing
 
     def rng(self, view: int, index: int) -> random.Random:
-        """What decides how an image is varied, first, and erased, then."""
+        """The generator that draws first an image's augmentation, then its erasing."""
 
     def partner(self, view: int, index: int) -> tuple[int, random.Random] | None:
-        """The image that one is mixed with, and what decides how. None: it is not mixed."""
+        """The image that this one is mixed with, and the generator that decides how. None: it is not mixed."""
 
     def readable(self, view: int, index: int, make: Callable[[int, int], Made]) -> tuple[int, Made]:
-        """The first readable image from this one on, and what `make` makes of it."""
+        """The first readable image from this one on, and what `make` returns for it."""
 
 
 class ViewItem(NamedTuple):
-    """A varied image."""
+    """An augmented image."""
 
     image_index: int
     prepared: graph.Prepared
@@ -55,7 +55,7 @@ class DrawnView(NamedTuple):
 
     view: int
     items: tuple[ViewItem, ...]
-    """The image, and where it is mixed its partner."""
+    """The image and, if it is mixed, its partner."""
     mix: Mix | None
 
 
@@ -89,7 +89,7 @@ class ViewsByDali:
         )
 
     def _item(self, fallback_indices: Collection[int], view: int, index: int) -> ViewItem:
-        """Draws in the order of TrainingViews: first the variation, then what is erased."""
+        """Draws in the order of TrainingViews: first the variation, then the erasing."""
         views, rng = self.views, self.views.rng(view, index)
         encoded, size = graph.readable_file(
             views.source.image(index),
@@ -123,11 +123,11 @@ class ViewsByDali:
 
 
 def erase(pixels: torch.Tensor, erasings: list[Erasing | None]) -> None:
-    """Put each image's noise into its box, in place; all noise travels to the device at once.
+    """Put each image's noise into its box, in place; all noise is copied to the device at once.
 
     Args:
         pixels: uint8 (n, channels, height, width).
-        erasings: of each image. None: nothing of it is erased.
+        erasings: one per image. None: nothing is erased.
     """
     boxes = [(image, erasing) for image, erasing in enumerate(erasings) if erasing is not None]
     if not boxes:
@@ -139,11 +139,11 @@ def erase(pixels: torch.Tensor, erasings: list[Erasing | None]) -> None:
 
 
 def mixed(pixels: torch.Tensor, own: list[int], others: list[int], mixes: list[Mix | None]) -> torch.Tensor:
-    """Images mixed as `mixing` mixes them, to the bit, on their device, whose queue nobody waits for.
+    """Images mixed bit for bit as `mixing` mixes them, on their device, without waiting for its queue.
 
     Args:
         pixels: uint8 (n, channels, height, width).
-        own, others: for each mix, which of them is mixed with which.
+        own, others: for each mix, the places of the image and of its partner.
 
     Returns:
         uint8 (len(mixes), channels, height, width).

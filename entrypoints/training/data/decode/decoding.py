@@ -16,7 +16,7 @@ FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 """What a file may hold, whatever its name says. Pillow knows more, and passes PostScript to Ghostscript, which runs it."""
 
 MAX_PIXELS = 2**26
-"""Of an image: 256 MiB of Pillow's memory at 4 bytes a pixel, and above the 61 million of full-frame cameras. A PNG of 300 KB can
+"""Per image: 256 MiB of Pillow's memory at 4 bytes a pixel, and above the 61 million of full-frame cameras. A PNG of 300 KB can
 unpack to as much."""
 
 ORIENTATION = 0x0112
@@ -43,7 +43,7 @@ def read_file(file: str | Path) -> bytes:
 
     Raises:
         BrokenImage: it is not there, or may not be read; the message names it.
-        StorageError: storage fails for long, so that nothing is known of the image.
+        StorageError: storage keeps failing, so nothing is known of the image.
     """
     try:
         return read_patiently(partial(_content, file), file)
@@ -59,11 +59,11 @@ def _content(file: str | Path) -> bytes:
 
 
 def open_image(encoded: bytes) -> Image.Image:
-    """The image of a file, of which Pillow reads the header now and the pixels on demand.
+    """An image file opened by Pillow, which reads the header now and the pixels on demand.
 
     Raises:
         ValueError: the file is empty, in none of FORMATS, or has more than MAX_PIXELS.
-        Exception: whatever else Pillow raises of a damaged header: SyntaxError, TypeError, struct.error …
+        Exception: whatever else Pillow raises on a damaged header: SyntaxError, TypeError, struct.error …
     """
     try:
         opened = Image.open(io.BytesIO(encoded), formats=FORMATS)
@@ -106,9 +106,9 @@ def decode(encoded: bytes, file: str | Path, channels: int) -> Image.Image:
 
 
 def upright(opened: Image.Image, image: Image.Image) -> Image.Image:
-    """An image turned as the file it comes from says.
+    """An image turned upright as the file that it comes from says.
 
-    ImageOps.exif_transpose also rewrites the remaining EXIF data, and fails where a good image has bad EXIF data.
+    ImageOps.exif_transpose also rewrites the remaining EXIF data, and fails on a good image with bad EXIF data.
     """
     # Pillow turns a TIFF when it loads it, and before version 10 does not say so
     turned = 1 if opened.format == "TIFF" else orientation(opened)
@@ -116,7 +116,7 @@ def upright(opened: Image.Image, image: Image.Image) -> Image.Image:
 
 
 def orientation(opened: Image.Image) -> int:
-    """How the camera was held, by the file's EXIF data, 1 to 8; 1, upright, where they do not say or are damaged."""
+    """The EXIF orientation, 1 to 8; 1, upright, if the EXIF data has none or is damaged."""
     try:
         found: Any = opened.getexif().get(ORIENTATION)
     except Exception:  # whatever Pillow's parser met
@@ -131,7 +131,7 @@ def as_pixels(image: Image.Image) -> np.ndarray:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """16-bit grey reduced to the upper 8 bits; Pillow clips it at 255, so that nearly all of it becomes white."""
+    """16-bit grey reduced to the upper 8 bits; Pillow would clip it at 255, so that nearly all of it becomes white."""
     # PNG before Pillow 11, and a PGM of any range above 8 bits, which Pillow scales up to 16
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         return Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))

@@ -1,4 +1,4 @@
-"""The fast pipeline from an image file to a view's pixels: libjpeg-turbo, no larger than the crop needs, in few operations."""
+"""The fast pipeline from an image file to a view's pixels: libjpeg-turbo, decoding no larger than the crop needs, in few operations."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from training.data.decode.image_file import ImageFile
 from training.data.decode.jpeg import JpegHeader, find_decoder, opencv, read_header
 
 ALIASING = 1.5
-"""A composed warp that shrinks by more than this works on an image shrunk before, antialiased."""
+"""A composed warp that shrinks by more than this works on an image that was first shrunk, antialiased."""
 
 READS_CHANNELS_LAST = not torch.__version__.startswith("2.0.")
 """torch 2.0 mixes up the colours of an image in this memory format."""
 
 
 class FastPreprocessor:
-    """Plain JPEGs decoded by simplejpeg or OpenCV, all else by the reference's decoder; scaled by torch, warped by OpenCV.
+    """Decodes plain JPEGs by simplejpeg or OpenCV, all else by the reference's decoder; scales by torch, warps by OpenCV.
 
     Args:
-        compose: turns, crop, scaling, rotation, shift and mirroring in one warp. The geometry is the same; what one rotation turns
+        compose: apply turns, crop, scaling, rotation, shift and mirroring in one warp. The geometry is the same; what one rotation turns
             out of the canvas comes back with the next, and pixels are interpolated once and stay sharper.
     """
 
@@ -42,7 +42,7 @@ class FastPreprocessor:
     def varied(
         self, image: ImageFile, size: int, channels: int, augmentation: Augmentation, rng: random.Random
     ) -> np.ndarray:
-        """Uint8 (channels, size, size) of an image file, varied as the augmentation draws from `rng`.
+        """Uint8 (channels, size, size) of an image file, augmented as drawn from `rng`.
 
         Raises:
             BrokenImage: it cannot be decoded; the message names the file.
@@ -76,17 +76,17 @@ class FastPreprocessor:
         return np.array(decode(encoded, file, channels))
 
     def scaled(self, pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-        """Uint8 (channels, *size) of such pixels, bilinear, antialiased."""
+        """Uint8 (channels, *size) of pixels as `whole` returns them, bilinear, antialiased."""
         return resize(pixels, size)
 
     def _part(self, header: JpegHeader, size: int, variation: Variation) -> int:
-        """The divisor of the size to decode at; repeated rotations see all pixels."""
+        """The scale denominator to decode at; repeated rotations need all pixels."""
         if variation.turns and not self.compose:
             return 1
         return decoded_part((0, 0, header.width, header.height), size) if variation.box is None else variation.part
 
     def _vary(self, pixels: np.ndarray, header: JpegHeader, part: int, size: int, variation: Variation) -> np.ndarray:
-        """Uint8 (1 or 3, size, size) of (⌈height / part⌉, ⌈width / part⌉[, 3]) as stored."""
+        """Uint8 (1 or 3, size, size) from pixels (⌈height / part⌉, ⌈width / part⌉[, 3]) as stored."""
         rotated = bool(variation.degrees) or variation.shift != (0, 0)
         if self.compose and (rotated or variation.turns):
             return _planes(_warp_at_once(pixels, header, part, size, variation))
@@ -103,11 +103,11 @@ class FastPreprocessor:
 
 
 LONGEST_SIDE = 2**15 - 2
-"""Pixels of a side that OpenCV's warpAffine takes: it counts in 16 bits, and refuses more."""
+"""The longest side, in pixels, that OpenCV's warpAffine takes: it counts in 16 bits, and refuses more."""
 
 
 def warp(pixels: np.ndarray, matrix: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Pixels (height, width[, 3]) under a matrix of `geometry`, bilinear, black beyond the image.
+    """Pixels (height, width[, 3]) warped by a matrix of `geometry`, bilinear, black beyond the image.
 
     Args:
         size: width and height of the result.
@@ -126,10 +126,10 @@ def warp(pixels: np.ndarray, matrix: np.ndarray, size: tuple[int, int]) -> np.nd
 
 
 def resize(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Pixels (height, width[, 3]) as planes (1 or 3, *size), bilinear, antialiased where they shrink: Pillow's filter.
+    """Pixels (height, width[, 3]) as planes (1 or 3, *size), bilinear, antialiased when shrinking: Pillow's filter.
 
     torch's filter is vectorised for bytes: a third of the time of OpenCV's INTER_AREA, with the reference's pixels.
-    numpy copies: torch would spread copies over threads of its own, for each thread of a pool.
+    numpy does the copies: torch would spread them over threads of its own, for each thread of a pool.
     """
     if pixels.ndim == 2:  # torch is slower with one channel than with three, and spreads it over threads
         return resize(_interleaved(np.broadcast_to(pixels, (3, *pixels.shape))), size)[:1]
@@ -161,9 +161,9 @@ def _scaled(
 
 
 def _scaled_part(pixels: np.ndarray, sides: list[list[float]], size: tuple[int, int]) -> np.ndarray:
-    """Left and right, top and bottom of pixels (height, width[, 3]) as planes (1 or 3, *size).
+    """The box [[left, right], [top, bottom]] of pixels (height, width[, 3]) as planes (1 or 3, *size).
 
-    Only Pillow cuts between pixels, where a smaller decoded image can end or, turned, begin; it takes four times as long.
+    Only Pillow crops between pixels, where a smaller decoded image can end or, turned, begin; it takes four times as long.
     """
     (left, right), (top, bottom) = sides
     if all(side.is_integer() for side in (left, right, top, bottom)):
@@ -205,7 +205,7 @@ def _shrunk(
 
 
 def _upright(planes: np.ndarray, orientation: int) -> np.ndarray:
-    """Planes (channels, height, width) turned as EXIF's orientation says; the same as `geometry.stored`, backwards."""
+    """Planes (channels, height, width) turned as EXIF's orientation says; the inverse of `geometry.stored`."""
     if orientation == 1:
         return planes
     if orientation in (2, 3, 7, 8):
@@ -216,7 +216,7 @@ def _upright(planes: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def _mirrored(planes: np.ndarray) -> np.ndarray:
-    """Planes (channels, height, width) with left and right changed."""
+    """Planes (channels, height, width) with left and right swapped."""
     cv2 = opencv()
     if cv2 is None:
         return np.ascontiguousarray(planes[:, :, ::-1])

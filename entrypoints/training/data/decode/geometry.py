@@ -15,11 +15,11 @@ import numpy as np
 from training.data.augmentation import Turn, Variation
 
 LONGEST = 8
-"""Times its shorter side that an image may be long, and be scaled as a whole before its middle is cut."""
+"""The largest ratio of its sides at which an image is scaled as a whole before its middle is cut."""
 
 
 Rows: TypeAlias = tuple[tuple[float, float, float], tuple[float, float, float]]
-"""A matrix's first two rows as plain numbers: where many images' become one array, an array for each would take longer."""
+"""A matrix's first two rows as plain numbers: one array of many images' rows is faster to make than one for each."""
 
 
 def mirror(width: float) -> np.ndarray:
@@ -38,7 +38,7 @@ def rotation(degrees: float, width: float, height: float, shift: tuple[float, fl
 
 
 def rotation_rows(degrees: float, width: float, height: float, shift: tuple[float, float] = (0, 0)) -> Rows:
-    """The first two rows of `rotation`, of the same arguments."""
+    """The first two rows of `rotation`, for the same arguments."""
     angle, x, y = math.radians(degrees), width / 2, height / 2
     cos, sin = math.cos(angle), math.sin(angle)
     across, down = -x - shift[0], -y - shift[1]
@@ -63,7 +63,7 @@ def all_turned(turns: Iterable[Turn], width: int, height: int) -> np.ndarray:
 
 
 def turned_rows(turns: Iterable[Turn], width: int, height: int) -> Rows:
-    """The first two rows of `all_turned`, of the same arguments."""
+    """The first two rows of `all_turned`, for the same arguments."""
     # all turn around one middle; plain numbers, as products of small arrays are slow
     a, b, c, d = 1.0, 0.0, 0.0, 1.0
     for turn in turns:
@@ -91,8 +91,8 @@ def fitted(width: int, height: int, size: int) -> tuple[int, int]:
 
 
 def not_too_long(width: int, height: int) -> tuple[int, int, int, int]:
-    """left, top, right, bottom of an image, or of the middle of one that is longer than LONGEST times its shorter side, so that to
-    scale a line of a few pixels takes no gigabytes."""
+    """left, top, right, bottom of an image, or of the middle of one that is longer than LONGEST times its shorter side, so that
+    scaling a line of a few pixels takes no gigabytes."""
     most = LONGEST * min(width, height)
     (left, right), (top, bottom) = (
         (0, side) if side <= most else ((side - most) // 2, (side + most) // 2) for side in (width, height)

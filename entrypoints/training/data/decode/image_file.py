@@ -1,4 +1,4 @@
-"""Image files of which several views are made from one decoding."""
+"""Image files that are decoded once for several views."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Decoded = TypeVar("Decoded")
 
 
 class ImageFile:
-    """An image file, read and decoded once for all that ask, in several threads too."""
+    """An image file, read and decoded once for all that ask; thread-safe."""
 
     def __init__(self, read: Callable[[], bytes], name: Callable[[], str]):
         """
         Args:
-            read: gives the whole file.
-            name: gives its path, for messages; where it lies in a shard that may take a read.
+            read: returns the whole file.
+            name: returns its path, for messages; for an image in a shard that may take a read.
         """
         self._name, self._read = name, read
         self._lock = threading.RLock()
@@ -38,7 +38,7 @@ class ImageFile:
         Raises:
             BrokenImage: it cannot be read.
         """
-        # functools.cached_property would do, but for Python below 3.12, where one lock of the class makes threads read one by one.
+        # functools.cached_property would do, but before Python 3.12 its one lock per class makes threads read one by one.
         with self._lock:
             if self._encoded is None:
                 self._encoded = self._read()
@@ -46,11 +46,11 @@ class ImageFile:
 
     @property
     def header(self) -> JpegHeader | None:
-        """As jpeg.read_header gives it."""
+        """As jpeg.read_header returns it."""
         return self.decoded("header", lambda: read_header(self.encoded))
 
     def decoded(self, how: Hashable, decode: Callable[[], Decoded]) -> Decoded:
-        """What `decode` gives, called once for all views that are decoded alike. Nobody may write into it."""
+        """The result of `decode`, called once for all views that are decoded alike. Nobody may write into it."""
         with self._lock:
             if how not in self._decoded:
                 self._decoded[how] = decode()
@@ -59,13 +59,13 @@ class ImageFile:
 
 
 class OpenFiles:
-    """The image files of a batch, each kept from its first view to its last; for several threads at once."""
+    """The image files of a batch, each kept from its first view to its last; thread-safe."""
 
     def __init__(self, open_file: Callable[[int], ImageFile], images: Iterable[int]):
         """
         Args:
-            open_file: gives an image's file, which is not read yet.
-            images: whose views will be asked for, as often as they will. Others, such as what stands in for a broken one, are kept.
+            open_file: returns an image's file, which is not read yet.
+            images: an index for each view that will be requested. Others, such as the stand-in for a broken one, are kept.
         """
         self._open, self._left = open_file, Counter(images)
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""JPEG files decoded by the fastest decoder there is, at 1/8 to the whole of their size; Pillow decodes all that is no plain JPEG."""
+"""JPEG files decoded by the fastest installed decoder, at 1/8 to full size; Pillow decodes all that is not a plain JPEG."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class JpegFrame(NamedTuple):
     channels: int
     """1 or 3."""
     tagged: bool
-    """Whether EXIF or XMP comes before the scan, which may say that the image is not upright."""
+    """Whether EXIF or XMP, which may say that the image is not upright, comes before the scan."""
 
 
 def read_header(encoded: bytes) -> JpegHeader | None:
@@ -56,13 +56,13 @@ def read_header(encoded: bytes) -> JpegHeader | None:
         try:
             with open_image(encoded) as opened:
                 turned = orientation(opened)
-        except Exception:  # of a damaged header Pillow raises whatever its parser met; the reference path decides
+        except Exception:  # on a damaged header Pillow raises whatever its parser met; the reference path decides
             return None
     return JpegHeader(frame.width, frame.height, frame.channels, turned)
 
 
 def read_frame(encoded: bytes) -> JpegFrame | None:
-    """The frame header of a plain JPEG, read without opening the file with Pillow; None as `read_header`."""
+    """The frame header of a plain JPEG, read without opening the file with Pillow; None as for `read_header`."""
     if encoded[:3] != b"\xff\xd8\xff":
         return None
     place, end, tagged, frame = 2, len(encoded) - 4, False, None
@@ -111,7 +111,7 @@ may be damaged, and `decoding.decode` decides."""
 
 @functools.cache
 def opencv() -> ModuleType | None:
-    """OpenCV without threads of its own, which multiply with ours; None: it is not installed."""
+    """OpenCV without threads of its own, which would multiply with ours; None: it is not installed."""
     try:
         import cv2
     except ImportError:
@@ -145,7 +145,7 @@ def find_decoder() -> tuple[Decoder, str]:
 
 
 def _by_opencv(encoded: bytes, header: JpegHeader, part: int, grey: bool) -> np.ndarray | None:
-    if encoded.rfind(b"\xff\xd9", -64) < 0:  # it is cut: OpenCV fills it up with grey
+    if encoded.rfind(b"\xff\xd9", -64) < 0:  # it is truncated: OpenCV would fill it up with grey
         return None
     cv2 = opencv()
     assert cv2 is not None, "find_decoder chose it"

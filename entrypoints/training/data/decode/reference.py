@@ -33,7 +33,7 @@ class ReferencePreprocessor:
     def varied(
         self, image: ImageFile, size: int, channels: int, augmentation: Augmentation, rng: random.Random
     ) -> np.ndarray:
-        """Uint8 (channels, size, size) of an image file, varied as the augmentation draws from `rng`.
+        """Uint8 (channels, size, size) of an image file, augmented as drawn from `rng`.
 
         Raises:
             BrokenImage: it cannot be decoded; the message names the file.
@@ -50,7 +50,7 @@ class ReferencePreprocessor:
         return np.array(decode(encoded, file, channels))
 
     def scaled(self, pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-        """Uint8 (channels, *size) of such pixels, bilinear, antialiased."""
+        """Uint8 (channels, *size) of pixels as `whole` returns them, bilinear, antialiased."""
         return as_pixels(Image.fromarray(pixels).resize(size[::-1], Image.Resampling.BILINEAR))
 
 
@@ -72,7 +72,7 @@ def vary(image: Image.Image, size: int, variation: Variation) -> Image.Image:
 def fit(image: Image.Image, size: int) -> Image.Image:
     """Scale the shorter side to `size` (bilinear, antialiased) and cut the middle `size` × `size`.
 
-    It rounds as torchvision's Resize and CenterCrop: timm's transform gives an exported model the same pixels.
+    It rounds as torchvision's Resize and CenterCrop do, so timm's transform gives an exported model the same pixels.
     """
     box = not_too_long(*image.size)
     image = image if box == (0, 0, *image.size) else image.crop(box)

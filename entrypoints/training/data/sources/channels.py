@@ -26,7 +26,7 @@ class Channel(Protocol):
 
     @property
     def notes(self) -> list[str]:
-        """The choices made in opening it, with reasons."""
+        """Choices made when it was opened, with reasons."""
 
     def __len__(self) -> int: ...
 
@@ -41,21 +41,21 @@ class Channel(Protocol):
         """
 
     def listing(self) -> str:
-        """SHA-256 that tells these images and their order from others by their names; no file is read."""
+        """SHA-256 that identifies these images and their order by name; no file is read."""
 
     def announce(self) -> Announce | None:
-        """Takes the images that an epoch will draw, before they are read. None: nothing is read ahead."""
+        """A function that takes the images that an epoch will draw, before they are read. None: nothing is read ahead."""
 
 
 class Digested(Channel, Protocol):
     """Images that caches can be made of."""
 
     def digest(self) -> str:
-        """SHA-256 that tells these images, and their classes where they have some, from others."""
+        """SHA-256 that identifies these images and, if they have some, their classes."""
 
 
 class Source(Digested, Protocol):
-    """Images with a class each, or UNLABELLED."""
+    """Images, each with a class or UNLABELLED."""
 
     root: Path
     classes: list[str]
@@ -66,17 +66,17 @@ class Source(Digested, Protocol):
 
     @property
     def labelled_share(self) -> float:
-        """Of the images that an epoch draws, how many have a label, 0 to 1."""
+        """Share of the images drawn in an epoch that have a label, 0 to 1."""
 
 
 def open_source(
     root: Path, settings: TrainingSettings, images_per_class: int | None = None, *, sharing: int = 1
 ) -> Source:
-    """The labelled images of a channel: shards if it holds any (*.tar), else a folder with one subfolder a class.
+    """The labelled images of a channel: shards if it holds any (*.tar), else a folder with one subfolder per class.
 
     Args:
         images_per_class: only the first N of each class. None: all.
-        sharing: channels that share the disk for copies of shards.
+        sharing: number of channels that share the disk for copies of shards.
 
     Raises:
         ValueError: there is no class, or one without images; shards are broken; or it holds both kinds.
@@ -87,10 +87,10 @@ def open_source(
 
 
 def open_unlabelled(root: Path, settings: TrainingSettings, *, sharing: int) -> Digested:
-    """The images of a channel without their labels: shards if it holds any (*.tar), else a folder with images in any tree.
+    """The images of a channel, without their labels: shards if it holds any (*.tar), else a folder with images at any depth.
 
     Args:
-        sharing: channels that share the disk for copies of shards.
+        sharing: number of channels that share the disk for copies of shards.
 
     Raises:
         ValueError: there are no images; shards are broken; or it holds both kinds.

@@ -1,4 +1,4 @@
-"""Trees of files: which of them are images, and the walk that every reader of a tree takes.
+"""File trees: which files are images, and the walk that every reader of a tree takes.
 
 Standard library only: the launcher uses it too.
 """
@@ -12,24 +12,24 @@ from pathlib import Path
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 
 Identity = tuple[int, int]
-"""Of a folder, by whatever path it is reached: device and inode."""
+"""Device and inode of a folder, by whatever path it is reached."""
 
 
 def walk(root: Path, onerror: Callable[[OSError], None] | None = None) -> Iterator[tuple[str, list[str], list[str]]]:
-    """os.walk that follows links, but for those that lead up to a folder in which they lie.
+    """os.walk that follows links, except those that lead up to a folder in which they lie.
 
-    Such a link, `class/all -> .` or `class/up -> ..`, shows each file below it again, some 40 times until the system refuses the path,
-    and files beside the root. One to any other folder is followed, as often as there are such links.
+    Such a link, `class/all -> .` or `class/up -> ..`, would show each file below it again, some 40 times until the system refuses the
+    path, and files beside the root. A link to any other folder is followed, as often as there are such links.
 
     Args:
-        root: walked whatever it is, a link too.
-        onerror: is called with the error of a folder that cannot be listed, which is left out. None: nothing is.
+        root: walked in any case, even if it is a link.
+        onerror: called with the error of a folder that cannot be listed, which is left out. None: nothing is.
 
     Yields:
-        (folder, its folders, its files) from the root down. A folder that is removed from the second is not walked.
+        (folder, its folders, its files) from the root down. A folder removed from the second is not walked.
     """
     above = {os.fspath(root): _identities([root, *_parents(root)])}
-    """Folder -> itself and all that it lies in."""
+    """Folder -> itself and all folders in which it lies."""
     for place, folders, files in os.walk(root, onerror=onerror, followlinks=True):
         around = above.pop(place)
         own = {name: _identities([os.path.join(place, name)]) for name in folders}
@@ -39,18 +39,18 @@ def walk(root: Path, onerror: Callable[[OSError], None] | None = None) -> Iterat
 
 
 def refuse_unlisted(error: OSError) -> None:
-    """As `walk`'s onerror: raises the error, but for a folder that is not there. What it holds would be missing without a word."""
+    """For `walk`'s onerror: raise the error, except for a missing folder. Otherwise its content would be missing without a word."""
     if not isinstance(error, FileNotFoundError):
         raise error
 
 
 def _parents(folder: Path) -> set[Path]:
-    """What a folder lies in, by the path that names it and by the one without links."""
+    """The folders in which a folder lies, by the path that names it and by the one without links."""
     return {*Path(os.path.abspath(folder)).parents, *Path(os.path.realpath(folder)).parents}
 
 
 def _identities(folders: Iterable[str | Path]) -> frozenset[Identity]:
-    """Of those folders that the system says something about: of another, os.walk reports the error."""
+    """Identities of the folders that can be queried; os.walk reports the error of any other."""
     found = set()
     for folder in folders:
         try:

@@ -1,4 +1,4 @@
-"""Image files: labelled ones, `<root>/<class>/<image>`, and in any tree of folders those without labels."""
+"""Image files: labelled ones in `<root>/<class>/<image>`, unlabelled ones in any tree of folders."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from training.data.sources.file_trees import IMAGE_ENDINGS, refuse_unlisted, wal
 from training.data.storage import StorageError, read_patiently
 
 CALLS_AT_ONCE = 16
-"""Threads that list folders, or ask for the sizes of files: a network's file system answers late, at no cost to the CPU."""
+"""Threads that list folders or query file sizes: a network file system answers late, at no cost to the CPU."""
 
 FILES_A_TURN = 10_000
-"""Files whose sizes are asked at once, so that a million files need no million futures."""
+"""Files whose sizes are queried at once, so that a million files need no million futures."""
 
 
 class FilePaths(Sequence[bytes]):
-    """Many paths in two arrays, of all letters and of the paths' ends.
+    """Many paths in two arrays: all their bytes, and the paths' ends.
 
-    Worker processes that read a list of a million objects come to own a copy each, since reading counts references and so writes to the
-    shared pages (https://github.com/pytorch/pytorch/issues/13246). An array of one width would have the longest path's.
+    Worker processes that read a list of a million objects end up with a copy each, since reading counts references and so writes to the
+    shared pages (https://github.com/pytorch/pytorch/issues/13246). A fixed-width array would have the longest path's width.
     """
 
     def __init__(self, paths: Iterable[str]):
@@ -47,19 +47,19 @@ class FilePaths(Sequence[bytes]):
         return self._text[begin:end].tobytes()
 
     def digest(self) -> bytes:
-        """SHA-256 of them all, in order."""
+        """SHA-256 of all paths, in order."""
         found = hashlib.sha256(self._ends.astype("<i8").tobytes())
         found.update(self._text.data)
         return found.digest()
 
 
 def digest_of_sizes(root: Path, files: Sequence[bytes]) -> str:
-    """SHA-256 of files' paths below a root and their sizes in bytes, in order; of one that is not there, a broken image, its path alone.
+    """SHA-256 of files' paths below a root and their sizes in bytes, in order; for a missing file, a broken image, its path alone.
 
-    No file is read. Threads ask for the sizes, since each answer may cross a network.
+    No file is read. Threads query the sizes, since each answer may cross a network.
 
     Raises:
-        StorageError: storage fails for long.
+        StorageError: storage keeps failing.
     """
     found, folder = hashlib.sha256(), os.fsencode(root)
 
@@ -81,10 +81,10 @@ def digest_of_sizes(root: Path, files: Sequence[bytes]) -> str:
 
 
 class ImageFolder:
-    """Image files below a folder, numbered in the order in which they are given.
+    """Image files below a folder, numbered in the given order.
 
     Args:
-        files: paths from the root.
+        files: paths relative to the root.
     """
 
     def __init__(self, root: Path, files: Sequence[str]):
@@ -108,7 +108,7 @@ class ImageFolder:
         return read_file(self.name(index))
 
     def digest(self) -> str:
-        """SHA-256 of every image's path below the root, which begins with its class where it has one, and its size in bytes, in order."""
+        """SHA-256 of every image's path below the root, which begins with its class if it has one, and its size in bytes, in order."""
         return digest_of_sizes(self.root, self._files)
 
     def listing(self) -> str:
@@ -120,7 +120,7 @@ class ImageFolder:
 
 
 class LabelledFolder(ImageFolder):
-    """The images of a folder with one subfolder a class, numbered by class, then by path."""
+    """The images of a folder with one subfolder per class, numbered by class, then by path."""
 
     labelled_share = 1.0
 
@@ -146,7 +146,7 @@ class LabelledFolder(ImageFolder):
 
 
 class UnlabelledFolder(ImageFolder):
-    """All images below a folder, in any tree, numbered by path."""
+    """All images below a folder, at any depth, numbered by path."""
 
     def __init__(self, root: Path):
         """List the images; none is opened.
@@ -181,7 +181,7 @@ def find_images(root: Path) -> dict[str, list[str]]:
 
 
 def _images_below(root: Path, name: str = "") -> Iterator[str]:
-    """Paths from the root, of a folder there or of all, without hidden ones."""
+    """Paths from the root of the images below it, or below one folder there, without hidden ones."""
     for folder, subfolders, files in walk(root / name, refuse_unlisted):
         subfolders[:] = [subfolder for subfolder in subfolders if not subfolder.startswith(".")]
         inside = os.path.relpath(folder, root)

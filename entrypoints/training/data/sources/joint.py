@@ -1,4 +1,4 @@
-"""Labelled images, and images that nobody labelled, as one source of training images."""
+"""Labelled and unlabelled images as one source of training images."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from training.settings.scripts import LabelledImageSettings
 
 
 class UnlabelledImages:
-    """Images without labels as a Source: each has UNLABELLED in the place of a class number."""
+    """Unlabelled images as a Source: each has UNLABELLED in place of a class number."""
 
     labelled_share = 0.0
 
@@ -48,16 +48,16 @@ class UnlabelledImages:
 
 
 class JointSource:
-    """Labelled images and, numbered after them, images without labels.
+    """Labelled images and, numbered after them, unlabelled ones.
 
     Attributes:
-        labelled_share: of what an epoch draws.
+        labelled_share: share of labelled images among those that an epoch draws.
 
     Args:
-        per_labelled: images without labels that an epoch draws for each labelled one, in an even number. None: all.
+        per_labelled: unlabelled images that an epoch draws for each labelled one, in an even number. None: all.
 
     Raises:
-        ValueError: there are not as many, or it makes none.
+        ValueError: there are not that many, or it makes none.
     """
 
     def __init__(self, labelled: Source, unlabelled: UnlabelledImages, per_labelled: float | None, together: int = 1):
@@ -107,7 +107,7 @@ class JointSource:
         return _both(self._labelled.listing(), self._unlabelled.listing())
 
     def announce(self) -> Announce | None:
-        """Takes the images that an epoch will draw, for each source its own. None: nothing is read ahead."""
+        """A function that takes the images that an epoch will draw and gives each source its own. None: nothing is read ahead."""
         announced = [self._labelled.announce(), self._unlabelled.announce()]
         if announced == [None, None]:
             return None
@@ -144,10 +144,10 @@ def open_training(
 
     Args:
         train: the channel of labelled images. None: there is none.
-        unlabelled: the channel of images without labels. None: there is none.
+        unlabelled: the channel of unlabelled images. None: there is none.
         per_labelled: as JointSource has it.
-        classes: where there are no labelled images, the classes all the same.
-        sharing: channels that share the disk for copies of shards. None: no other channel is opened.
+        classes: used when there are no labelled images.
+        sharing: number of channels that share the disk for copies of shards. None: no other channel is opened.
 
     Raises:
         ValueError: as `open_source`, `open_unlabelled` and JointSource.
@@ -163,7 +163,7 @@ def open_training(
 
 
 def channels_with_copies(*roots: Path | None) -> int:
-    """How many of a host's channels share the disk for copies of shards; 1 where none does.
+    """How many of a host's channels share the disk for copies of shards; 1 if none does.
 
     Raises:
         ValueError: a channel holds both shards and folders.
@@ -176,7 +176,7 @@ def _epochs(together: int) -> str:
 
 
 def _turns(part: int, images: int, together: int) -> str:
-    """What to say of views that draw a part each, `together` of them the same one."""
+    """The note on views that each draw a part, `together` of them the same one."""
     views = images // part * together
     if views < 2 * together:
         return ""

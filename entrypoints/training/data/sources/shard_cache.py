@@ -1,4 +1,4 @@
-"""Whole shards copied ahead of use from a slow place, such as S3 through a FastFile channel, to this host's disk, and removed again."""
+"""Whole shards prefetched from slow storage, such as S3 through a FastFile channel, to this host's disk, and evicted again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import numpy as np
 from training.runtime.environment import processes_on_host
 
 PIECE = 8 << 20
-"""Bytes read at once. FastFile fetches ahead of a file that is read in sequence."""
+"""Bytes per read. FastFile prefetches a file that is read sequentially."""
 
 NO_COPY = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOENT)
 """Errors of a full disk; the last: another process made room and removed the unfinished copy."""
@@ -31,7 +31,7 @@ NO_COPY = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOENT)
 def host_folder(*identity: object) -> Path:
     """A folder of this user on this host's disk (TMPDIR, or /tmp): one for all processes that give the same identity.
 
-    What lies there is trusted, so no other user may write there. Where the usual place is another's, each process takes a new one.
+    What lies there is trusted, so no other user may write there. If the usual place is another's, each process makes a new one.
     """
     name = hashlib.sha256("\0".join(map(str, identity)).encode(errors="surrogateescape")).hexdigest()[:24]
     folder = Path(tempfile.gettempdir()) / f"vision-shards-{os.getuid()}"
@@ -45,7 +45,7 @@ def host_folder(*identity: object) -> Path:
 
 
 def _is_own(folder: Path) -> bool:
-    """Whether a path is a folder, no link to one, that this user alone can write to."""
+    """Whether a path is a folder, not a link to one, that only this user can write to."""
     found = folder.lstat()
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
 
@@ -64,7 +64,7 @@ def _new_folder(usual: Path) -> tempfile.TemporaryDirectory[str]:
 
 @contextlib.contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """Hold a lock of this host; a process that dies lets it go."""
+    """Hold a host-wide lock; a process that dies releases it."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -75,16 +75,16 @@ def locked(file: Path) -> Iterator[None]:
 
 
 class ShardCache:
-    """Copies of shards that all processes of a host share. The first that needs a shard copies it, the others wait.
+    """Copies of shards that all processes of a host share. The first that needs a shard copies it, while the others wait.
 
-    A copy that would exceed the limit replaces those made, or announced, first. A process with a removed copy open reads on; any
+    A copy that would exceed the limit evicts those made or announced earliest. A process with an evicted copy open reads on; any
     other copies the shard again.
 
     Args:
         root: the slow folder.
         sizes: bytes of each shard, by file name.
-        limit: bytes of all copies. None: half of these copies and of that disk's free space.
-        sharing: caches that have this limit together, equal parts each.
+        limit: bytes of all copies. None: half of the sum of these copies and that disk's free space.
+        sharing: number of caches that share this limit in equal parts.
     """
 
     def __init__(self, root: Path, sizes: dict[str, int], limit: int | None = None, sharing: int = 1):
@@ -161,9 +161,9 @@ class ShardCache:
 
 
 class ReadAhead:
-    """Copies the shards that an epoch will read, in their order, by a thread of this process.
+    """Copies the shards that an epoch will read, in order, in a thread of this process.
 
-    The training processes of a host stay within half of the cache together, each with at least one shard ahead that fits there;
+    Together, a host's training processes stay within half of the cache, each with at least one shard ahead that fits there;
     the other half is for the shards being read.
 
     Args:
@@ -177,7 +177,7 @@ class ReadAhead:
         self._epoch = self._asked_for = 0
 
     def __call__(self, indices: np.ndarray) -> Callable[[int], None]:
-        """Begin with the images of an epoch, int64 (images,) in their order, and leave the one before.
+        """Begin an epoch, given its images, int64 (images,), in order, and abandon the one before.
 
         Returns:
             A function to call with the number of images asked for so far.

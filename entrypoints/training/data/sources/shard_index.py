@@ -1,4 +1,4 @@
-"""The places of images in tar shards of the WebDataset convention, `<key>.jpg` beside `<key>.cls`: from an index file, or the tars.
+"""The index of images in tar shards of the WebDataset convention, `<key>.jpg` beside `<key>.cls`: from a file, or from the tars.
 
 Standard library and numpy only: `launcher prepare` writes the same index.
 """
@@ -19,7 +19,7 @@ import numpy as np
 INDEX = "index.npz"
 
 FORMAT = 1
-"""Of the index; any other is refused."""
+"""Version of the index's format; any other is refused."""
 
 CLASSES = ("classes.txt", "classes.json")
 
@@ -30,18 +30,18 @@ OTHER_IMAGE_KINDS = ("bmp", "gif", "tif", "tiff", "ppm", "pgm")
 LABEL_KINDS = ("cls", "json")
 
 MAX_CLASSES = 1_000_000
-"""Of a channel without names of classes: one wrong label must not make a model of any size."""
+"""Limit for a channel without class names: one wrong label must not make a model of any size."""
 
 MASK_KIND = "mask.png"
 READ = {*IMAGE_KINDS, *LABEL_KINDS, MASK_KIND}
 """Kinds of members that mean something."""
 
 SCANS = 16
-"""Shards whose headers are read at the same time: on a network's file system most of it is waiting."""
+"""Shards whose headers are read concurrently: on a network file system most of it is waiting."""
 
 
 Columns = tuple[list[int], list[int], list[int], list[int], list[int]]
-"""Of a shard: offset and length of each image; the labels; offset and length of each mask."""
+"""A shard's columns: offset and length of each image; the labels; offset and length of each mask."""
 
 
 def _none() -> np.ndarray:
@@ -50,7 +50,7 @@ def _none() -> np.ndarray:
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """The place of each image; images are numbered through the shards in their order."""
+    """Where each image lies; images are numbered through the shards in their order."""
 
     shards: np.ndarray
     """Bytes (shards,): file names, sorted."""
@@ -84,7 +84,7 @@ class ShardIndex:
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
     def only(self, indices: np.ndarray) -> ShardIndex:
-        """The index of some of the images, by their ascending indices."""
+        """The index of only these images, given by ascending indices."""
         counts = np.bincount(self.shard_of_image()[indices], minlength=len(self.counts))
         parts = {
             name: getattr(self, name)[indices]
@@ -113,7 +113,7 @@ def read_index(file: Path) -> ShardIndex:
     """An index that `write_index` wrote.
 
     Raises:
-        ValueError: it is no index, or of another format; the message names it and the fix.
+        ValueError: it is not an index, or of another format; the message names it and the fix.
     """
     try:
         with np.load(file, allow_pickle=False) as opened:
@@ -130,7 +130,7 @@ def read_index(file: Path) -> ShardIndex:
 
 
 def read_classes(root: Path) -> list[str] | None:
-    """The names of the classes: classes.txt beside the shards, one a line, or classes.json, a list. None: there is neither.
+    """The class names: classes.txt beside the shards, one per line, or classes.json, a list. None: there is neither.
 
     Raises:
         ValueError: the file holds no such list.
@@ -158,7 +158,7 @@ def scan_shards(root: Path, shards: dict[str, int], classes: list[str] | None, *
     Raises:
         ValueError: a shard is broken, or a sample lacks its label; the message names them.
     """
-    numbers = {name: number for number, name in reversed([*enumerate(classes or ())])}  # of equal names the first one's
+    numbers = {name: number for number, name in reversed([*enumerate(classes or ())])}  # the first of equal names counts
     with ThreadPoolExecutor(SCANS) as pool:
         scanned = list(pool.map(lambda name: _scan(root / name, numbers, labels), shards))
     columns = [np.concatenate([np.array(one[part], np.int64) for one in scanned]) for part in range(5)]
@@ -279,7 +279,7 @@ def _add(
 
 
 def _dotted_image(sample: dict[str, tarfile.TarInfo]) -> str | None:
-    """The kind of a member that was meant as an image of its own, `1.jpg` of photo.1.jpg: it has a label, or the sample no image.
+    """The kind of a member meant as an image of its own, `1.jpg` of photo.1.jpg: it has a label, or the sample has no image.
 
     Any other, such as seg.png, is a field of the sample.
     """

@@ -1,6 +1,6 @@
-"""Labelled images in tar shards of the WebDataset convention, read at any place, so that a run resumes within an epoch.
+"""Labelled images in tar shards of the WebDataset convention, read at any place, so that a run can resume within an epoch.
 
-The webdataset library streams: it does not resume within an epoch, nor keep an order at another number of processes
+The webdataset library streams: it neither resumes within an epoch nor keeps an order at another number of processes
 (https://github.com/webdataset/webdataset/issues/271). MosaicML's and Lightning's readers need formats of their own. So shards
 follow the convention, and are read here.
 """
@@ -35,10 +35,10 @@ from training.data.sources.shard_index import (
 from training.data.storage import StorageError, read_patiently
 
 HEADER = 512
-"""Bytes of a member's header, which lies before it (POSIX ustar)."""
+"""Bytes of a member's header, which precedes it (POSIX ustar)."""
 
 MOST_HEADERS = 1000
-"""That are kept, for messages about images that were just read."""
+"""Headers that are kept, for messages about images that were just read."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class ShardReading:
 
 
 class ShardFiles:
-    """Shards and their index, read at any place by any number of threads and processes.
+    """Shards and their index, with random access for any number of threads and processes.
 
     Attributes:
         asks_for_labels: whether each image has a label or a mask.
@@ -81,7 +81,7 @@ class ShardFiles:
         self._names = self.index.names
         self._files: dict[int, _OpenFile] = {}
         self._headers: dict[tuple[int, int], bytes] = {}
-        """Of members that were read of late, by shard and offset."""
+        """Headers of recently read members, by shard and offset."""
         self._starts = np.cumsum(self.index.counts).tolist()
         self._cache = ShardCache(root, sizes, reading.cache_bytes, reading.sharing) if reading.streamed else None
         self._describe(sizes)
@@ -97,7 +97,7 @@ class ShardFiles:
 
         Raises:
             ValueError: it cannot be read; the message names it.
-            StorageError: storage fails for long.
+            StorageError: storage keeps failing.
         """
         return self._read(index, int(self.index.offsets[index]), int(self.index.lengths[index]))
 
@@ -125,7 +125,7 @@ class ShardFiles:
         return self.digest()
 
     def announce(self) -> Announce | None:
-        """Takes the images that an epoch will draw and copies their shards ahead. None: shards are read in place."""
+        """A function that takes the images that an epoch will draw and copies their shards ahead. None: shards are read in place."""
         if self._cache is None:
             return None
         return ReadAhead(self._cache, self._names, self.index.shard_of_image())
@@ -145,7 +145,7 @@ class ShardFiles:
     def _read(self, index: int, offset: int, length: int) -> bytes:
         shard = bisect_right(self._starts, index)
         try:
-            # with its name, which lies before it and costs no read of its own so
+            # with the name in the header before it, which then costs no read of its own
             found = self._pread(shard, offset - HEADER, HEADER + length)
         except StorageError:
             raise
@@ -294,7 +294,7 @@ class LabelledShards(ShardFiles):
         return found.hexdigest()
 
     def _keep(self, indices: np.ndarray) -> None:
-        """Leave out all images but those with these ascending indices, and number them anew."""
+        """Keep only the images with these ascending indices, and renumber them."""
         self.index = self.index.only(indices)
         self.order = ShardOrder(self.index.counts, self._reading.window)
         self._starts = np.cumsum(self.index.counts).tolist()
@@ -313,7 +313,7 @@ class LabelledShards(ShardFiles):
 
 
 class UnlabelledShards(ShardFiles):
-    """Shards of `<key>.jpg`, numbered through them in the order of their names; what labels they have is left aside."""
+    """Shards of `<key>.jpg`, with images numbered through them in the order of their names; any labels are ignored."""
 
     asks_for_labels = False
 
@@ -330,7 +330,7 @@ class _OpenFile:
 
 
 def _is_gone(descriptor: int) -> bool:
-    """Whether an open file was removed, as a copy that takes room until it is closed, or its mount is not there any more."""
+    """Whether an open file was removed, such as a copy that takes room until it is closed, or its mount is gone."""
     try:
         return not os.fstat(descriptor).st_nlink
     except OSError:
