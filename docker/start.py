@@ -24,11 +24,11 @@ def main() -> None:
         command = ["bash", "-m", script, *command]
     if script is None or sys.argv[1:] not in ([], ["train"]):
         os.execvp(command[0], command)  # a shell, or a base without AWS's script: the command becomes PID 1
-    threading.Thread(target=forward_sigterm, args=(heard_signals(),), daemon=True).start()
+    threading.Thread(target=forward_sigterm, args=(caught_signals(),), daemon=True).start()
     sys.exit(wait_for(subprocess.Popen(command).pid))
 
 
-def heard_signals() -> int:
+def caught_signals() -> int:
     """As in the toolkit's shim: a pipe's read end that gets a signal's number even while the main thread waits for a child."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)

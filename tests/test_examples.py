@@ -98,13 +98,13 @@ def test_the_example_in_a_docstring_runs(name, there, monkeypatch, tmp_path):
         for variable, value in emulated.environment.items() if emulated is not None else ():
             monkeypatch.setenv(variable, value)
         logging.disable(logging.INFO)  # the SDK's, which says where it found no settings
-        told: list[str] = []
-        found = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(examples, out=told.append)
+        reported: list[str] = []
+        found = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(examples, out=reported.append)
     finally:
         logging.disable(logging.NOTSET)
         if emulated is not None:
             emulated.close()
-    assert found.failed == 0, "".join(told)
+    assert found.failed == 0, "".join(reported)
 
 
 @pytest.mark.parametrize(

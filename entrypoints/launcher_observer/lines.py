@@ -16,7 +16,7 @@ from launcher_observer.addresses import address, is_users, package
 INTERVAL, LATER, MANY = 0.05, 0.2, 500
 """Seconds between two samples at first; later, after MANY samples: the lines are known by then."""
 
-MOST_LINES = 50
+MAX_LINES = 50
 """That are recorded."""
 
 MODULE_CALLS = frozenset({"_call_impl", "_wrapped_call_impl"})
@@ -57,7 +57,7 @@ class LineSampler:
         """A record's `lines`: the most frequent lines of all samples so far."""
         seen = self._seen.copy()
         lines = []
-        for place, samples in seen.most_common(MOST_LINES):
+        for place, samples in seen.most_common(MAX_LINES):
             line = address(place.file, place.line)
             lines.append({"file": line.file, "line": line.line, "text": line.text, **_rest(place), "samples": samples})
         return {"samples": sum(seen.values()), "lines": lines}

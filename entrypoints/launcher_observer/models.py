@@ -17,7 +17,7 @@ from launcher_observer.addresses import Address, address, here, is_users
 WRAPPERS = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
 """Class -> the attribute that holds the model itself."""
 
-MOST_FROZEN = 5
+MAX_FROZEN = 5
 """Frozen models that are described."""
 
 READS_VARIABLES = {"locals", "vars", "exec", "eval"}
@@ -40,7 +40,7 @@ def models_of(torch: Any, optimizer: Any) -> Iterator[tuple[Address, dict[str, A
         inside = sum(id(parameter) in trained for parameter in parameters)
         if inside > covered:
             best, covered = model, inside
-        elif parameters and frozen < MOST_FROZEN and not any(parameter.requires_grad for parameter in parameters):
+        elif parameters and frozen < MAX_FROZEN and not any(parameter.requires_grad for parameter in parameters):
             frozen += 1
             yield _called(model), _values(model, parameters)
     if best is not None:

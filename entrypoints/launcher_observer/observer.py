@@ -16,10 +16,10 @@ from typing import Any
 from launcher_observer import process, setups
 from launcher_observer.addresses import Address, here
 from launcher_observer.contract import node_name
-from launcher_observer.endless import repeats_after
+from launcher_observer.created_objects import CreatedObjects
 from launcher_observer.events import WITHIN, Events
 from launcher_observer.lines import LineSampler
-from launcher_observer.made_things import MadeThings
+from launcher_observer.repeating_loaders import repeats_after
 from launcher_observer.report import report
 from launcher_observer.setups import Loader, Setups
 from launcher_observer.step import Loading, Step
@@ -49,7 +49,7 @@ class Observer:
         self.thread: int | None = None
         self.is_over = False
         self.setups = Setups()
-        self.made = MadeThings(torch, self.setups)
+        self.made = CreatedObjects(torch, self.setups)
         self._loaders: weakref.WeakKeyDictionary[Any, Loader] = weakref.WeakKeyDictionary()
         self.reads_elsewhere = False
         """Whether another thread asks for batches."""

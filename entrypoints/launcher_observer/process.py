@@ -13,7 +13,7 @@ from typing import Any
 NOT_GPUS = ("cpu", "meta")
 """Types of a torch.device."""
 
-TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 def process_started() -> float:
@@ -21,7 +21,7 @@ def process_started() -> float:
     ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19])
     # proc(5): field 22 counts from the boot
     uptime = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
-    return time.time() - uptime + ticks / TICKS_A_SECOND
+    return time.time() - uptime + ticks / TICKS_PER_SECOND
 
 
 def worker_cpu_seconds() -> float:
@@ -35,7 +35,7 @@ def worker_cpu_seconds() -> float:
             continue
         ticks += sum(int(field) for field in text.rpartition(")")[2].split()[11:13])  # proc(5): utime and stime
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)  # after active_children, which waits for those that have ended
-    return ticks / TICKS_A_SECOND + ended.ru_utime + ended.ru_stime
+    return ticks / TICKS_PER_SECOND + ended.ru_utime + ended.ru_stime
 
 
 def peak_host_memory() -> int:

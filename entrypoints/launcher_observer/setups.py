@@ -13,7 +13,7 @@ from typing import Any
 from launcher_observer.addresses import Address, here, is_users, shown
 from launcher_observer.step import Loading
 
-MOST_ENTRIES = 500
+MAX_ENTRIES = 500
 """Per record: a script may make a loader for each of many epochs."""
 
 IMAGES = 4
@@ -75,7 +75,7 @@ class Setups:
         """
         key = (of, which if which is not None else made_at[:2])
         entry = (of, made_at, values)
-        if self._entries.get(key) == entry or (key not in self._entries and len(self._entries) >= MOST_ENTRIES):
+        if self._entries.get(key) == entry or (key not in self._entries and len(self._entries) >= MAX_ENTRIES):
             return
         self._entries[key] = entry
         if self._write is not None:
@@ -90,7 +90,7 @@ class Setups:
         values = loader_values(loader)
         key = (made_at, id(loader.dataset), tuple(sorted((name, str(value)) for name, value in values.items())))
         known = self._loaders.get(key)
-        if known is None and len(self._loaders) >= MOST_ENTRIES:
+        if known is None and len(self._loaders) >= MAX_ENTRIES:
             of_the_line = (one for one in self._loaders.values() if one.made_at == made_at)
             return next(of_the_line, Loader(0, made_at, values))
         if known is None:
@@ -124,7 +124,7 @@ class Setups:
         if known is not None and known[0]() is dataset:
             return known[1]
         made_at = here()
-        if len(self._first_makers) >= MOST_ENTRIES:
+        if len(self._first_makers) >= MAX_ENTRIES:
             self._first_makers.clear()
         with contextlib.suppress(TypeError):  # a list, for one
             self._first_makers[id(dataset)] = weakref.ref(dataset), made_at

@@ -14,10 +14,10 @@ from launcher_observer.fetched import Fetched
 from launcher_observer.step import Cut, Loading, Step, trains
 from launcher_observer.timers import HostTimer, Timer
 
-MOST_OPTIMIZER_STEPS = 64
+MAX_OPTIMIZER_STEPS = 64
 """Of one optimizer on one batch; further ones count as steps of a script that keeps its batch."""
 
-MOST_PARTS = 50_000
+MAX_PARTS = 50_000
 """Copies after an optimizer step without a batch request, from which on the trained model counts as in use. Loops that collect their
 training data make some thousands between two steps."""
 
@@ -207,7 +207,7 @@ class StepClock:
         done = step.optimizers.count(optimizer)
         if done:
             self._settle_fetched()
-        if done and (not step.batches or done >= MOST_OPTIMIZER_STEPS):
+        if done and (not step.batches or done >= MAX_OPTIMIZER_STEPS):
             self._end_step_at_its_cut(step)
         if self._backward_depth:  # an optimizer for each parameter, as soon as its gradient is there
             self._add("backward", step)
@@ -270,7 +270,7 @@ class StepClock:
         step = self._step
         if step is None or self._evaluating is not None or self._backward_depth or self._optimizer is not None:
             return
-        if (step.optimizers or self._exhausted) and len(step.phases) - step.cut.phases >= MOST_PARTS:
+        if (step.optimizers or self._exhausted) and len(step.phases) - step.cut.phases >= MAX_PARTS:
             if step.optimizers:
                 self._end_step_at_its_cut(step)
             self._step = None  # no training, but what follows it

@@ -16,7 +16,7 @@ from threading import get_ident
 from time import perf_counter, process_time
 from typing import Any
 
-from launcher_observer import outside
+from launcher_observer import setting_overrides
 from launcher_observer.after_import import after_import
 from launcher_observer.batches import Batches
 from launcher_observer.observer import LOADING, Observer
@@ -57,7 +57,7 @@ def end(reason: str) -> None:
 def _take_hold(torch: Any, folder: Path) -> None:
     observer = Observer(torch, folder, functools.partial(_copies, torch=torch))
     _observers.append(observer)
-    observer.guarded(outside.apply, torch)  # first, so that the observer sees their effect
+    observer.guarded(setting_overrides.apply, torch)  # first, so that the observer sees their effect
     for hooks in (_loaders, _steps, _setups, _exchanges, _modes, _checkpoints):
         observer.guarded(hooks, observer, torch)
     for module in (
@@ -264,8 +264,8 @@ def _copies(observer: Observer, torch: Any) -> None:
 
     def copying(original: Callable[..., Any]) -> Callable[..., Any]:
         def called(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            """Pass the original method on: a subclass's or a mode's `__torch_function__` would else get the replacement, but recognizes what
-            it handles by identity, as torchvision's tv_tensors and lazy parameters do."""
+            """Pass the original method on: a subclass's or a mode's `__torch_function__` would else get the replacement, but recognizes
+            what it handles by identity, as torchvision's tv_tensors and lazy parameters do."""
             if overrides.has_torch_function((tensor, *args[:1])):
                 return overrides.handle_torch_function(original, (tensor, *args[:1]), tensor, *args, **kwargs)
             return original(tensor, *args, **kwargs)

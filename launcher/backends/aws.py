@@ -261,14 +261,14 @@ class Aws(Backend):
         per_hour = (folder.read(folder.plan).get("price") or {}).get("usd_per_hour")
         return prices.so_far(per_hour, folder.read(folder.remote))
 
-    def still_costs(self, folder: records.RunFolder) -> str:
+    def remaining_costs(self, folder: records.RunFolder) -> str:
         return warm_pool.text_of(folder)
 
     def settle(self, folder: records.RunFolder) -> None:
         with session.unreachable():
             warm_pool.settle(folder)
 
-    def usd_after_the_end(self, folder: records.RunFolder) -> float:
+    def usd_after_end(self, folder: records.RunFolder) -> float:
         return warm_pool.usd_at_most(folder)
 
     def release(self, folder: records.RunFolder) -> str:

@@ -46,7 +46,7 @@ class Starter:
         """US dollars so far; None: free, or no price."""
         return None
 
-    def still_costs(self, folder: RunFolder) -> str:
+    def remaining_costs(self, folder: RunFolder) -> str:
         """What a run that is over still costs and how to end that; "" if nothing. Reads only the run's folder."""
         return ""
 
@@ -57,7 +57,7 @@ class Starter:
             Unreachable: SageMaker does not answer.
         """
 
-    def usd_after_the_end(self, folder: RunFolder) -> float:
+    def usd_after_end(self, folder: RunFolder) -> float:
         """US dollars that a run cost after its end or, while that is unknown, the most it can cost. Reads only the run's folder."""
         return 0.0
 

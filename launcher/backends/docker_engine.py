@@ -18,7 +18,7 @@ KEY = "--on docker"
 SECONDS = 20
 """Seconds a docker command may take before the engine counts as not answering."""
 
-LEAST_FREE_GB = 2
+MIN_FREE_GB = 2
 """Disk space that a run needs: container layers, a log, a model."""
 
 INSTALL = "sudo apt-get install docker.io docker-compose (Debian, Ubuntu), or https://docs.docker.com/engine/install/"
@@ -110,10 +110,10 @@ def check_disk(engine: Engine, store: Path) -> list[Issue]:
     for what, place in (("the engine's folder", engine.root), ("the run store", store)):
         there = next(folder for folder in (place, *place.parents) if folder.exists())
         free = shutil.disk_usage(there).free / 2**30
-        if free < LEAST_FREE_GB:
+        if free < MIN_FREE_GB:
             fix = "docker system df shows Docker's use, docker system prune removes unused data"
             found = f"{free:.1f} GB free for {what}, {place}"
-            issues.append(Issue(key=KEY, found=found, valid=f"at least {LEAST_FREE_GB} GB", fix=fix))
+            issues.append(Issue(key=KEY, found=found, valid=f"at least {MIN_FREE_GB} GB", fix=fix))
     return issues
 
 

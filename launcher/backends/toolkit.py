@@ -54,7 +54,7 @@ def main() -> None:
     assert isinstance(sys.stdout, io.TextIOWrapper)
     sys.stdout.reconfigure(line_buffering=True)
     adopt_orphans()
-    threading.Thread(target=pass_on_sigterm, args=(heard_signals(),), daemon=True).start()
+    threading.Thread(target=pass_on_sigterm, args=(caught_signals(),), daemon=True).start()
     threading.Thread(target=end_orphans, args=(remember_processes(),), daemon=True).start()
     if options.lifeline is not None:
         threading.Thread(target=end_with_the_lifeline, args=(options.lifeline,), daemon=True).start()
@@ -89,7 +89,7 @@ def name_the_torch_version(training: Any) -> None:
         training._set_torch_version_environment = lambda: None
 
 
-def heard_signals() -> int:
+def caught_signals() -> int:
     """Handle SIGTERM, and return a pipe's read end that gets the number of each signal with a handler.
 
     A Python handler would run only when the main thread next runs Python: not while that thread waits in a system call and the

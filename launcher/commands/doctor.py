@@ -117,7 +117,7 @@ def _docker() -> Iterator[Need]:
         full = docker_engine.check_disk(engine, records.store())
         yield from (_missing("docker", "disk", issue) for issue in full)
         if not full:
-            yield Need("docker", "disk", "ok", f"at least {docker_engine.LEAST_FREE_GB} GB free")
+            yield Need("docker", "disk", "ok", f"at least {docker_engine.MIN_FREE_GB} GB free")
 
 
 def _aws() -> Iterator[Need]:

@@ -59,19 +59,19 @@ def follow_to_the_end(started: launcher.Run, options: argparse.Namespace) -> int
 
 def print_end(run: Run) -> None:
     """Print how a run ended, and what to do next."""
-    outcome, result, still_costs = run.outcome(), run.result(), run.still_costs
+    outcome, result, remaining_costs = run.outcome(), run.result(), run.remaining_costs
     parts = [f"{run.name}: {run.state}"]
     if outcome.get("seconds") is not None:
         parts.append(f"after {outcome['seconds']:.0f} s")
     if outcome.get("stop_reason"):
         parts.append(f"({outcome['stop_reason']})")
     if run.cost is not None:
-        parts.append(f"for {dollars(run.cost)}{' without the warm pool' if still_costs else ''}")
+        parts.append(f"for {dollars(run.cost)}{' without the warm pool' if remaining_costs else ''}")
     if quality(result) != "-":
         parts.append(f"- {quality(result)} on held-out images")
     print(" ".join(parts))
-    if still_costs:
-        print(f"  {still_costs}")
+    if remaining_costs:
+        print(f"  {remaining_costs}")
     if run.state == records.FAILED:
         print_failure(outcome)
         print(f"  next: launcher logs {run.name}")

@@ -20,8 +20,8 @@ Add = Callable[[str, str, CarryOut | None], argparse.ArgumentParser]
 
 
 def adding_to(parser: argparse.ArgumentParser, metavar: str, prefix: str = "", help: str | None = None) -> Add:
-    """A function that adds commands to a parser. Each has --debug; its options hold its name, such as `study scaling`, in `command`, and its
-    parser in `parser`."""
+    """A function that adds commands to a parser. Each has --debug; its options hold its name, such as `study scaling`, in `command`,
+    and its parser in `parser`."""
     commands = parser.add_subparsers(required=True, metavar=metavar, help=help, prog=parser.prog)
 
     def add(name: str, help: str, carry_out: CarryOut | None) -> argparse.ArgumentParser:

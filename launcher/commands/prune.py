@@ -8,7 +8,7 @@ from datetime import datetime, timedelta, timezone
 
 from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE
-from launcher.commands.rm import confirmed_removal, still_costs
+from launcher.commands.rm import confirmed_removal, remaining_costs
 from launcher.config.issues import mistake
 from launcher.record import records, removal
 
@@ -42,7 +42,7 @@ def carry_out(options: argparse.Namespace) -> int:
             state = run.state()
         except records.DamagedRecord:
             state = "damaged"
-        state = "in use" if run.name in used or still_costs(run) else state
+        state = "in use" if run.name in used or remaining_costs(run) else state
         if state in wanted:
             chosen.append(run)
         else:

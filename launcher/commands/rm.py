@@ -75,17 +75,17 @@ def _in_use(runs: Sequence[RunFolder]) -> list[Issue]:
     used = removal.in_use(records.all_runs())
     fix = "wait until it ends: launcher runs asks for its state"
     found = [Issue(key="run", found=used[run.name], fix=fix) for run in runs if run.name in used]
-    billed = {run.name: text for run in runs if (text := still_costs(run))}
+    billed = {run.name: text for run in runs if (text := remaining_costs(run))}
     return found + [
         Issue(key="run", found=f"{name} is over, but {text}", fix=f"launcher stop {name}, then remove it")
         for name, text in billed.items()
     ]
 
 
-def still_costs(run: RunFolder) -> str:
+def remaining_costs(run: RunFolder) -> str:
     """What a finished run on SageMaker still costs; once it is removed, nothing here can end that. "" if nothing."""
     try:
-        return Run(run).still_costs if run.remote.exists() else ""
+        return Run(run).remaining_costs if run.remote.exists() else ""
     except records.DamagedRecord:
         return ""
 

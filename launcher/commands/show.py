@@ -92,7 +92,7 @@ def print_run(run: Run) -> None:
     ]
     lines += _about_the_time(outcome)
     lines += _about_the_price(plan, outcome, run)
-    lines += [f"  warm pool   {run.still_costs}"] if run.still_costs else []
+    lines += [f"  warm pool   {run.remaining_costs}"] if run.remaining_costs else []
     result = run.result()
     each = students.results(result)
     shared = {name: value for name, value in result.items() if name != "settings" and not (name == "students" and each)}

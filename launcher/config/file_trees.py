@@ -13,7 +13,7 @@ from launcher.config.entrypoints import kit_modules
 _LOADING = threading.Lock()  # several threads of the emulator pack models, and an import changes what all of them share
 
 
-def image_endings() -> tuple[str, ...]:
+def image_suffixes() -> tuple[str, ...]:
     """Suffixes of image files, in lower case."""
     endings: tuple[str, ...] = _module().IMAGE_ENDINGS
     return endings

@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError
 
 GROUP = "/aws/sagemaker/TrainingJobs"
 
-MOST_EVENTS = 1000
+MAX_EVENTS = 1000
 """Events in one call; CloudWatch Logs accepts 10,000 and 1 MiB.
 https://docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_PutLogEvents.html"""
 
@@ -47,11 +47,11 @@ class LogStream:
         texts = [text for text in texts if text]  # CloudWatch Logs accepts no empty event
         for text in texts:
             self.read(text, now)
-        for first in range(0, len(texts), MOST_EVENTS):
+        for first in range(0, len(texts), MAX_EVENTS):
             self.client.put_log_events(
                 logGroupName=GROUP,
                 logStreamName=self.stream,
                 logEvents=[
-                    {"timestamp": int(now * 1000), "message": text} for text in texts[first : first + MOST_EVENTS]
+                    {"timestamp": int(now * 1000), "message": text} for text in texts[first : first + MAX_EVENTS]
                 ],
             )

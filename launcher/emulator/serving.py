@@ -106,7 +106,7 @@ def start(
     place = Path(folder)
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     fix = f"take a new folder, or one of yours after chmod go-w {shlex.quote(str(place))}"
-    trust.refuse_strangers([place.resolve()], "--folder", fix, shared=False)
+    trust.require_trusted_owner([place.resolve()], "--folder", fix, shared=False)
     emulator = Emulator(place, port)
     try:
         prepare(emulator, jobs, prices, file_systems, place)

@@ -18,13 +18,13 @@ from launcher.show.text import counted
 CELLS = 1_500_000
 """Cells of all heat maps together, one byte each: 2 MB of the page as base64."""
 
-MOST_BINS, FEWEST_BINS = 3000, 60
+MAX_BINS, MIN_BINS = 3000, 60
 """Bins of a chart's time axis: three for each of its pixels, so that zooming shows more; fewer would hide a minute of an hour."""
 
 WINDOWS = 60_000
 """Windows of all ranks and phases together, one number each."""
 
-FEWEST_SAMPLES = 2
+MIN_SAMPLES = 2
 """Points that a chart over time needs: samples of a series, logged windows of a rank."""
 
 NONE = 255
@@ -36,8 +36,8 @@ def payload(evidence: Evidence) -> dict[str, Any]:
     measurements = evidence.measurements
     began, ended = _period(evidence)
     rows = sum(len(host.cores) + len(host.gpus) for host in measurements.hosts.values())
-    bins = int(np.clip(CELLS // max(rows, 1), FEWEST_BINS, MOST_BINS))
-    shown = CELLS // FEWEST_BINS
+    bins = int(np.clip(CELLS // max(rows, 1), MIN_BINS, MAX_BINS))
+    shown = CELLS // MIN_BINS
     hosts, left_out = [], 0
     for host in map(_drawable, measurements.hosts.values()):
         shown -= len(host.cores) + len(host.gpus)
@@ -47,9 +47,9 @@ def payload(evidence: Evidence) -> dict[str, Any]:
             left_out += 1
         else:
             hosts.append(_host(host, began, ended, bins))
-    most = max(FEWEST_BINS, WINDOWS // max(len(evidence.ranks) * (len(evidence.phases) + 1), 1))
-    timed = [steps for steps in evidence.ranks if len(steps.step) >= FEWEST_SAMPLES]
-    ranks = timed[: max(1, WINDOWS // (FEWEST_BINS * (len(evidence.phases) + 1)))]
+    most = max(MIN_BINS, WINDOWS // max(len(evidence.ranks) * (len(evidence.phases) + 1), 1))
+    timed = [steps for steps in evidence.ranks if len(steps.step) >= MIN_SAMPLES]
+    ranks = timed[: max(1, WINDOWS // (MIN_BINS * (len(evidence.phases) + 1)))]
     return {
         "source": measurements.source,
         "began": began,
@@ -77,14 +77,14 @@ def notes(evidence: Evidence, hosts: list[dict[str, Any]], hosts_left_out: int, 
     if ranks_left_out:
         lines.append(f"step charts of {ranks_left_out} more ranks are left out; findings and comparison include them")
     rare = sum(
-        any(0 < len(series.values) < FEWEST_SAMPLES for series in _all_series(host))
+        any(0 < len(series.values) < MIN_SAMPLES for series in _all_series(host))
         for host in evidence.measurements.hosts.values()
     )
     if rare:
         lines.append(
             f"{counted(rare, 'host')}: no chart over time of what was sampled only once; the table below has it"
         )
-    single = sum(len(steps.step) < FEWEST_SAMPLES for steps in evidence.ranks)
+    single = sum(len(steps.step) < MIN_SAMPLES for steps in evidence.ranks)
     if single:
         lines.append(
             f"{counted(single, 'rank')}: no chart over time of a single logged window; the table below has its phases"
@@ -96,10 +96,10 @@ def _drawable(host: Host) -> Host:
     """The host without what was sampled too rarely for a chart over time."""
 
     def kept(group: Mapping[str, Series]) -> dict[str, Series]:
-        return {name: series for name, series in group.items() if len(series.values) >= FEWEST_SAMPLES}
+        return {name: series for name, series in group.items() if len(series.values) >= MIN_SAMPLES}
 
     def one(series: Series | None) -> Series | None:
-        return series if series is not None and len(series.values) >= FEWEST_SAMPLES else None
+        return series if series is not None and len(series.values) >= MIN_SAMPLES else None
 
     return replace(
         host,

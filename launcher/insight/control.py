@@ -34,7 +34,7 @@ from launcher.insight.touches import (
 )
 from launcher.show.text import listed
 
-MOST_CORRECTED = 1.5
+MAX_CORRECTED = 1.5
 """Largest factor, either way, by which a control may differ for a speed-up to be corrected by it. A correction assumes that the whole run
 slowed alike; for identical jobs beside other work it left up to a third (docs/results/diagnosis.md), too much if it had more to correct."""
 
@@ -119,7 +119,7 @@ class Comparability:
 
     @staticmethod
     def _is_far(control: Control) -> bool:
-        return control.drifted and abs(math.log(control.times.value)) > math.log(MOST_CORRECTED)
+        return control.drifted and abs(math.log(control.times.value)) > math.log(MAX_CORRECTED)
 
 
 def comparability(before: Evidence, after: Evidence) -> Comparability:
@@ -201,7 +201,9 @@ def _of_phases(before: Evidence, after: Evidence, touches: dict[str, Touch]) -> 
     if not in_steps:
         phases = ["step"]
     else:
-        waits = (*WAITS, "backward") if (before.world_size or 1) > 1 else WAITS  # in backward, ranks wait for a late one
+        waits = (
+            (*WAITS, "backward") if (before.world_size or 1) > 1 else WAITS
+        )  # in backward, ranks wait for a late one
         if any(run.script is not None and run.script.is_sharded for run in (before, after)):
             waits = (*waits, "forward")
         measured = [

@@ -18,7 +18,7 @@ NOTICEABLE = 0.10
 """Share of the training time from which something is a bottleneck: without it the speed-up is 1.11. OpenXLA's profiler calls a step
 moderately input-bound from 5 % and highly input-bound from 20 %; below 10 % a fix is lost in a run's noise."""
 
-MOST_SHARE = 0.999
+MAX_SHARE = 0.999
 """Cap on a share, since gains divide by the rest of the time; a damaged measurement may say that a phase takes more than all."""
 
 Level = Literal["bottleneck", "risk"]
@@ -121,7 +121,7 @@ class Gain:
     @property
     def at_most(self) -> float:
         """Speed-up if all of the share goes away: Amdahl's law, 1 / (1 - share)."""
-        return 1 / (1 - min(self.share, MOST_SHARE))
+        return 1 / (1 - min(self.share, MAX_SHARE))
 
     @property
     def said(self) -> str:

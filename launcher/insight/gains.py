@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from launcher.insight import calibration, speed
 from launcher.insight.evidence import Evidence
-from launcher.insight.findings import MOST_SHARE, Finding, Gain, percent
+from launcher.insight.findings import MAX_SHARE, Finding, Gain, percent
 from launcher.insight.length import job_steps
 from launcher.insight.ratio import Ratio, ratio
 
@@ -38,7 +38,7 @@ def estimated(evidence: Evidence, kind: str, share: float, left: float, formula:
         unsure: the factor, either way, by which `left` may be off.
     """
     share = min(max(share, 0.0), 1.0)
-    bound = 1 / (1 - min(share, MOST_SHARE))
+    bound = 1 / (1 - min(share, MAX_SHARE))
     value = float(min(max(1 / max(left, 0.001), 1.0), bound))
     spread = Ratio(1.0, None, None)
     if evidence.ranks:

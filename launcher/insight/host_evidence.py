@@ -176,7 +176,7 @@ class HostEvidence(StepEvidence):
         return float(np.mean(shares)) if shares else None
 
     @functools.cached_property
-    def pegged(self) -> float | None:
+    def saturated(self) -> float | None:
         """Share of the samples in which at least one core was at 95 % or more, over hosts; 100 % counts."""
         shares = [(self._core_tables[host.name].max(axis=0) >= 95).mean() for host in self._watched]
         return float(np.mean(shares)) if shares else None

@@ -17,7 +17,7 @@ ENOUGH_STEPS, ENOUGH_SECONDS = 10, 10.0
 """Usual steps, or seconds of them, that suffice. Steps that share their cores with data workers spread by about a third of their mean, so
 the mean of ten is known to 0.33 / sqrt(10) = 0.10, what is NOTICEABLE. Seconds count too: a long step is itself a mean of much work."""
 
-FEWEST_SECONDS = 1.0
+MIN_SECONDS = 1.0
 """Of usual steps, however many they are: in less, a single hiccup of a machine, a tenth of a second, would be NOTICEABLE."""
 
 
@@ -38,7 +38,7 @@ def too_short(evidence: Evidence) -> str | None:
     usual = steps - windows.WARM_UP_STEPS
     usual_seconds = usual * windows.timed_mean(longest, "step")
     enough = usual >= ENOUGH_STEPS or usual_seconds >= ENOUGH_SECONDS
-    if enough and windows.seconds_after_the_first(longest) >= FEWEST_SECONDS:
+    if enough and windows.seconds_after_the_first(longest) >= MIN_SECONDS:
         return None
     return f"{counted(round(steps), 'step')} in {f'{seconds:.0f}' if seconds >= 10 else f'{seconds:.2g}'} s"
 

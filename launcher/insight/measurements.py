@@ -200,9 +200,9 @@ def _read_run(run: RunFolder, max_bytes: int) -> Measurements:
     }
     settings = {**(job.get("hyperparameters") or {}), **(result.get("settings") or {})}
     described = bool(job.get("script"))  # a watched command has no config
-    is_ours = described and not job.get("source")
+    is_kit_script = described and not job.get("source")
     arguments = settings if described else _arguments(plan["hosts"][0].get("command") or [])
-    script = None if is_ours else Script(arguments=arguments, by_launcher=described)
+    script = None if is_kit_script else Script(arguments=arguments, by_launcher=described)
     found = _measurements(run.name, system, lines, max_bytes, script, known, settings)
     return replace(found, not_measured={**found.not_measured, **trouble}, replay=replay_of(run))
 
@@ -302,7 +302,7 @@ def _measurements(
     if script is not None:
         seen = ranks.script or Script()
         script = replace(script, parts=seen.parts, lines=seen.lines, other_ranks=seen.other_ranks)
-        settings = {**script.settings(), **_images_a_step(steps)}
+        settings = {**script.settings(), **_images_per_step(steps)}
     settings, wrong_settings = shapes.readable(shapes.SETTINGS, {**(settings or {}), **ranks.settings})
     return Measurements(
         source=source,
@@ -323,7 +323,7 @@ def _measurements(
     )
 
 
-def _images_a_step(steps: tuple[Steps, ...]) -> dict[str, int]:
+def _images_per_step(steps: tuple[Steps, ...]) -> dict[str, int]:
     """The global batch size of an observed script: its images per second times the seconds of its steps."""
     if not steps or "images_per_second" not in steps[0].extra:
         return {}

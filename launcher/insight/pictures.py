@@ -17,10 +17,10 @@ from launcher.show.heat import Band, heat_map
 LEFT, WIDTH, RIGHT = 70, 560, 110
 """Pixels of the names, the drawing, and the totals."""
 
-MOST_CELLS, MOST_BINS, FEWEST_BINS = 2400, 112, 16
+MAX_CELLS, MAX_BINS, MIN_BINS = 2400, 112, 16
 """Limits of a heat map: each cell is an element of the picture."""
 
-MOST_ROWS = 96
+MAX_ROWS = 96
 """Of a heat map; a larger host shows only its first cores."""
 
 Course = Sequence[tuple[str, float | None, float | None]]
@@ -75,14 +75,14 @@ def before_and_after(course: Course, unit: str, about: str, runs: Sequence[tuple
 def _heat_maps(runs: Sequence[tuple[str, Evidence]], what: str, y: float) -> tuple[list[str], float]:
     """How busy each core or GPU of the first host was while steps ran, both runs on one time scale; and where the maps end."""
     found = [(name, *_during_steps(evidence, what)) for name, evidence in runs]
-    rare = [name for name, series, _ in found if any(len(one.values) < charts.FEWEST_SAMPLES for one in series)]
+    rare = [name for name, series, _ in found if any(len(one.values) < charts.MIN_SAMPLES for one in series)]
     found = [one for one in found if one[0] not in rare and one[1]]
     longest = max((seconds for _, _, seconds in found), default=0.0)
     if not longest:
         why = f"no map of the {what}s: {' and '.join(rare)} sampled them only once"
         return ([svg.text(12, y, why, "faint")], y + 24) if rare else ([], y)
     number = max(len(series) for _, series, _ in found)
-    bins = max(FEWEST_BINS, min(MOST_BINS, MOST_CELLS // number))
+    bins = max(MIN_BINS, min(MAX_BINS, MAX_CELLS // number))
     bands = []
     for name, series, seconds in found:
         here = max(1, round(bins * seconds / longest))
@@ -105,7 +105,7 @@ def _during_steps(evidence: Evidence, what: str) -> tuple[list[Series], float]:
     """Records of the first watched host's cores or GPUs while steps ran, and how many seconds that was."""
     host = next(iter(evidence.hosts), Host(name=""))
     every: Mapping[str, Series] = host.cores if what == "core" else host.gpus
-    stepping = (evidence.while_stepping(one) for one in list(every.values())[:MOST_ROWS])
+    stepping = (evidence.while_stepping(one) for one in list(every.values())[:MAX_ROWS])
     found = [one for one in stepping if len(one.values)]
     return found, max((float(one.times[-1] - one.times[0]) for one in found), default=0.0)
 

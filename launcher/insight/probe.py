@@ -44,12 +44,12 @@ STEP_KINDS = {
 
 
 @dataclass(frozen=True)
-class InputAlone:
+class InputOnly:
     """The input side without a model."""
 
     workers: int
     images_per_second: float
-    cpu_seconds_an_image: float
+    cpu_seconds_per_image: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,14 +63,14 @@ class Probe:
     one_batch: float
     """Steps that repeat one batch: no input side."""
     one_batch_without_teacher: float | None = None
-    input_alone: tuple[InputAlone, ...] = ()
+    input_alone: tuple[InputOnly, ...] = ()
     with_workers: tuple[int, float] | None = None
     """(workers, speed) of whole steps with the fewest workers whose input side alone is about as fast as the fastest; None: that is
     today's number."""
     workers: int
     """Per process, today."""
     worker_kind: str
-    cores_a_process: float
+    cores_per_process: float
     world_size: int
     device: str
     device_name: str | None = None
@@ -85,13 +85,13 @@ class Probe:
         if not values.get("as_it_is") or not values.get("one_batch"):
             return None
         checked = values["with_workers"]
-        plain = ("workers", "worker_kind", "cores_a_process", "world_size", "device", "device_name", "left_out")
+        plain = ("workers", "worker_kind", "cores_per_process", "world_size", "device", "device_name", "left_out")
         return cls(
             run=run,
             as_it_is=tuple(values["as_it_is"]),
             one_batch=values["one_batch"],
             one_batch_without_teacher=values["one_batch_without_teacher"],
-            input_alone=tuple(InputAlone(**one) for one in values["input_alone"]),
+            input_alone=tuple(InputOnly(**one) for one in values["input_alone"]),
             with_workers=None if checked is None else (checked["workers"], checked["images_per_second"]),
             trouble=trouble,
             **{name: values[name] for name in plain},
@@ -114,12 +114,12 @@ class Probe:
         return None if bare is None else min(1.0, max(0.0, self.speed * (1 / self.one_batch - 1 / bare)))
 
     @property
-    def today(self) -> InputAlone | None:
+    def today(self) -> InputOnly | None:
         """The input side alone with the run's number of workers."""
         return next((one for one in self.input_alone if one.workers == self.workers), None)
 
     @property
-    def fastest(self) -> InputAlone | None:
+    def fastest(self) -> InputOnly | None:
         """The fastest input side alone."""
         return max(self.input_alone, key=lambda one: one.images_per_second, default=None)
 
@@ -167,9 +167,9 @@ class Probe:
             return "shared_cores" if self.today and self.today.images_per_second >= self.one_batch else "input"
         return "teacher" if (self.teacher_share or 0) >= NOTICEABLE else "model"
 
-    def busy(self, one: InputAlone) -> float:
+    def busy(self, one: InputOnly) -> float:
         """Share of the processes' cores that the input side alone kept busy."""
-        return min(1.0, one.images_per_second * one.cpu_seconds_an_image / (self.cores_a_process * self.world_size))
+        return min(1.0, one.images_per_second * one.cpu_seconds_per_image / (self.cores_per_process * self.world_size))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -185,7 +185,7 @@ class Probe:
                 if self.with_workers is None
                 else {"workers": self.with_workers[0], "images_per_second": self.with_workers[1]},
             },
-            "input_cpu_seconds_an_image": {str(one.workers): one.cpu_seconds_an_image for one in self.input_alone},
+            "input_cpu_seconds_per_image": {str(one.workers): one.cpu_seconds_per_image for one in self.input_alone},
             "input_share": self.input_share,
             "teacher_share": self.teacher_share,
             "workers": self.workers,
@@ -268,7 +268,7 @@ def _title(probe: Probe) -> str:
 def _rows(probe: Probe) -> list[tuple[str, str, str]]:
     kind = "" if probe.worker_kind == "dali" else f" ({probe.worker_kind})"
 
-    def made_by(one: InputAlone) -> str:
+    def made_by(one: InputOnly) -> str:
         return "servers" if probe.remote else f"{_counted(one.workers)}{kind if one.workers else ''}"
 
     def row(what: str, speed: float) -> tuple[str, str, str]:
@@ -313,7 +313,7 @@ def _about_the_workers(probe: Probe) -> list[str]:
         )
     elif probe.today is not None:
         sentences.append(f"No other number of workers makes the input alone faster than today's {probe.workers}.")
-    busy, cost = probe.busy(probe.fastest), probe.fastest.cpu_seconds_an_image * 1000
+    busy, cost = probe.busy(probe.fastest), probe.fastest.cpu_seconds_per_image * 1000
     if not probe.feeds and busy >= BUSY:
         sentences.append(
             f"The fastest input alone keeps {percent(busy)} of the cores busy, at {cost:.3g} ms of CPU an image: only cheaper "

@@ -36,7 +36,7 @@ class Served:
     """Seconds of the servers' threads per second, for all ranks: the mean number of busy threads."""
     teaching: float
     """The teacher's part of these."""
-    on_the_way: float
+    in_flight: float
     """Mean number of parts of batches that were requested and are not there yet, without those in a thread, for all ranks."""
     receiving: float
     """CPU seconds per second of a training process's receiving thread: the median rank's."""
@@ -47,7 +47,7 @@ class Served:
         return min(1.0, self.making / self.threads) if self.threads else None
 
     @property
-    def seconds_an_image(self) -> float | None:
+    def seconds_per_image(self) -> float | None:
         """Of one server thread; None: no image was received."""
         return self.making / self.images if self.images else None
 
@@ -89,7 +89,7 @@ def served(evidence: Evidence) -> Served | None:
         megabytes=total["megabytes"],
         making=total["server_seconds"],
         teaching=total["teacher_seconds"],
-        on_the_way=max(0.0, total["waited_seconds"] - total["server_seconds"]),
+        in_flight=max(0.0, total["waited_seconds"] - total["server_seconds"]),
         receiving=float(np.median([one["receiving_seconds"] for one in each])),
     )
 

@@ -155,8 +155,8 @@ class ArithmeticShape(TypedDict):
     """What the models of a run compute: training/measure/arithmetic.py."""
 
     __pydantic_config__ = STRICT  # type: ignore[misc]  # pydantic reads it on a TypedDict
-    gflop_an_image: NotRequired[list[Number]]
-    teacher_gflop_an_image: NotRequired[list[Number]]
+    gflop_per_image: NotRequired[list[Number]]
+    teacher_gflop_per_image: NotRequired[list[Number]]
     peak_tflops: NotRequired[dict[str, Speed]]
     peak_source: NotRequired[str]
     why_no_mfu: str
@@ -184,7 +184,7 @@ class OperatorsShape(TypedDict):
 class InputAloneShape(TypedDict):
     workers: Count
     images_per_second: Speed
-    cpu_seconds_an_image: Seconds
+    cpu_seconds_per_image: Seconds
 
 
 class WithWorkersShape(TypedDict):
@@ -203,7 +203,7 @@ class ProbeShape(TypedDict):
     with_workers: WithWorkersShape | None
     workers: Count
     worker_kind: str
-    cores_a_process: Speed
+    cores_per_process: Speed
     world_size: Positive
     device: str
     device_name: str | None

@@ -7,7 +7,7 @@ import functools
 import numpy as np
 
 from launcher.insight import windows
-from launcher.insight.findings import MOST_SHARE
+from launcher.insight.findings import MAX_SHARE
 from launcher.insight.measurements import Measurements, Steps
 from launcher.insight.phases import parents
 
@@ -107,9 +107,9 @@ class StepEvidence:
         return float(np.median(shares)) if shares else 0.0
 
     def share(self, *phases: str) -> float | None:
-        """Share of a step that these phases take together, at most MOST_SHARE; None if none of them was measured."""
+        """Share of a step that these phases take together, at most MAX_SHARE; None if none of them was measured."""
         known = [self.phases[phase] for phase in phases if phase in self.phases]
-        return min(MOST_SHARE, sum(known)) if known else None
+        return min(MAX_SHARE, sum(known)) if known else None
 
     @property
     def forward_share(self) -> float | None:

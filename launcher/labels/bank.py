@@ -73,7 +73,7 @@ class Bank:
         self._seal = own.Seal(own.key_of(self.identity), self.records.size)
 
     @property
-    def images_a_view(self) -> int:
+    def images_per_view(self) -> int:
         """How many images one view draws; fewer than `images` in a bank that draws only a part of them."""
         return int(self.manifest["created"].get("images a view", self.images))
 

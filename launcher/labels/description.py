@@ -17,7 +17,7 @@ def description(bank: Bank) -> dict[str, Any]:
         "labels of": dict(bank.identity),
         "created": dict(bank.manifest["created"]),
         "bytes of a record": bank.records.size,
-        "images a view": bank.images_a_view,
+        "images a view": bank.images_per_view,
         "views": [
             {"view": view, "labels": count, "complete": bank.file(view).name in bank.checksums}
             for view, count in views.items()

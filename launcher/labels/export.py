@@ -102,8 +102,8 @@ def _card(bank: Bank) -> str:
     names = "".join(f"- {index}: {name}\n" for index, name in enumerate(about.get("class names", [])))
     return (
         "---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n    path: data/*.jsonl\n---\n"
-        f"The answers of {about.get('teacher', 'a teacher')} for {len(bank.views)} views of {bank.images_a_view:,} images, by the image's "
-        f"index. Each row has {bank.records.about()}{others}.\n\n"
+        f"The answers of {about.get('teacher', 'a teacher')} for {len(bank.views)} views of {bank.images_per_view:,} images, by the image's"
+        f" index. Each row has {bank.records.about()}{others}.\n\n"
         f"SHA-256 of the teacher: {bank.identity.get('teacher weights')}; of the images: {bank.identity.get('data')}; "
         f"of how they were varied: {bank.identity.get('transform')}.\n\n{names}"
     )

@@ -36,7 +36,7 @@ def verify(bank: Bank, digest: str | None = None) -> Verified:
         for piece in bank.pieces(view):
             held += int(piece.held.sum())
             damaged += int((piece.written & ~piece.held).sum())
-        whole, absent = whole + held, absent + max(0, bank.images_a_view - held - damaged)
+        whole, absent = whole + held, absent + max(0, bank.images_per_view - held - damaged)
         if wrong := bank.wrong_size(view):
             problems.append(f"{wrong}: it was cut off, or belongs to another bank")
         if damaged:

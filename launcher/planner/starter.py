@@ -13,7 +13,7 @@ from pathlib import Path
 
 from launcher.config.descriptions import Described, script_settings
 from launcher.config.expressions import NotPlain
-from launcher.config.file_trees import image_endings, walk
+from launcher.config.file_trees import image_suffixes, walk
 from launcher.config.issues import Issue, mistake
 from launcher.config.job import SCRIPT_PATH, portable_script
 from launcher.config.yaml_edit import written
@@ -127,7 +127,7 @@ def look_at_images(folder: Path) -> Images:
             "--images",
             f"{folder}: no images",
             "name a folder with images",
-            valid=f"files that end with {' '.join(image_endings())}",
+            valid=f"files that end with {' '.join(image_suffixes())}",
         )
     return Images(channels or {"train": folder}, classes, count)
 
@@ -333,7 +333,7 @@ def _subfolders(folder: Path) -> list[Path]:
 
 def _classes(folder: Path) -> list[Path]:
     """The subfolders with images directly in them."""
-    endings = image_endings()
+    endings = image_suffixes()
     return [one for one in _subfolders(folder) if any(file.name.lower().endswith(endings) for file in one.iterdir())]
 
 
@@ -343,7 +343,7 @@ def _count(folder: Path) -> int:
 
 def _images(folder: Path) -> Iterator[str]:
     """The images below a folder, including linked folders."""
-    endings = image_endings()
+    endings = image_suffixes()
     for _, folders, files in walk(folder):
         folders[:] = [name for name in folders if name not in ALWAYS_EXCLUDED and not name.startswith(".")]
         yield from (file for file in files if file.lower().endswith(endings) and not file.startswith("."))

@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from launcher.config.file_trees import image_endings, walk
+from launcher.config.file_trees import image_suffixes, walk
 from launcher.config.issues import Issue, UserError, mistake
 from launcher.prepare.samples import KEPT, Sample
 
@@ -63,13 +63,13 @@ def tree(folder: Path) -> Iterator[Sample]:
 
 
 def _images_below(folder: Path, without: Iterable[str] = ()) -> Iterator[str]:
-    """Paths of all images below a folder, as the entry scripts find them: links are followed; hidden files and folders are left out, as are masks
-    beside their images.
+    """Paths of all images below a folder, as the entry scripts find them: links are followed; hidden files and folders are left out, as are
+    masks beside their images.
 
     Args:
         without: names of folders directly in it that are left out too.
     """
-    left_out, endings = {*without}, image_endings()
+    left_out, endings = {*without}, image_suffixes()
     for place, folders, files in walk(folder, _refuse_unlisted):
         left_out |= {"masks"} if {"images", "masks"} <= {*folders} else set()
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in left_out)

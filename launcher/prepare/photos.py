@@ -16,7 +16,7 @@ EACH = 320
 """Images per class."""
 
 WIDTH, HEIGHT = 400, 300
-LEAST_SCALE = 0.6
+MIN_SCALE = 0.6
 """Least size of a part, relative to the largest of this aspect ratio."""
 
 
@@ -24,7 +24,7 @@ def draw(label: str, index: int) -> Image:
     """A part of a photograph, 400 × 300 pixels (RGB). Label and index determine the pixels."""
     picture, rng = photograph(label), random.Random(f"photos/{label}/{index}")
     largest = min(picture.width / WIDTH, picture.height / HEIGHT)
-    scale = largest * rng.uniform(LEAST_SCALE, 1)
+    scale = largest * rng.uniform(MIN_SCALE, 1)
     left = rng.uniform(0, picture.width - WIDTH * scale)
     top = rng.uniform(0, picture.height - HEIGHT * scale)
     box = (left, top, left + WIDTH * scale, top + HEIGHT * scale)

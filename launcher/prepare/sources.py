@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.config.file_trees import image_endings
+from launcher.config.file_trees import image_suffixes
 from launcher.config.issues import UserError, did_you_mean, mistake
 from launcher.prepare import cutouts, folders, photos, shapes
 from launcher.prepare.image_folders import held_out, image_folder, tree
@@ -81,7 +81,7 @@ def find_samples(source: str, size: int | None, validation_fraction: float, unla
             "name a folder with images, in any tree"
             if unlabelled
             else "name a folder with one subfolder per class, or with images/ and masks/",
-            valid=", ".join(image_endings()),
+            valid=", ".join(image_suffixes()),
         )
     _require_names_of_their_own(samples)
     return samples

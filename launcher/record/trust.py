@@ -13,11 +13,11 @@ from typing import BinaryIO
 
 from launcher.config.issues import Issue, UserError
 
-MOST_BYTES = 64 * 2**20
+MAX_BYTES = 64 * 2**20
 """Limit for a record's file that is read whole. The largest, a minute of system metrics, have some MB."""
 
 
-def refuse_strangers(folders: Iterable[Path], key: str, fix: str, *, shared: bool) -> None:
+def require_trusted_owner(folders: Iterable[Path], key: str, fix: str, *, shared: bool) -> None:
     """Check that only this user and those it trusts can change what is in the folders. Missing folders are skipped.
 
     Args:
@@ -84,9 +84,9 @@ def opened(file: Path) -> BinaryIO:
 
 
 def content(file: Path) -> bytes:
-    """A record's whole file. Raises OSError as `opened`, or if it has more than MOST_BYTES."""
+    """A record's whole file. Raises OSError as `opened`, or if it has more than MAX_BYTES."""
     with opened(file) as stream:
         size = os.fstat(stream.fileno()).st_size
-        if size <= MOST_BYTES:
+        if size <= MAX_BYTES:
             return stream.read(size)
-    raise OSError(errno.EFBIG, f"over {MOST_BYTES // 2**20} MiB", str(file))
+    raise OSError(errno.EFBIG, f"over {MAX_BYTES // 2**20} MiB", str(file))

@@ -241,7 +241,7 @@ class _Series:
         if not self.result.difference:
             self.say(f"to the end: {run.name}")
             self.result.trainings += 1
-            self.result.difference = self.ends_otherwise(run, reported)
+            self.result.difference = self.final_difference(run, reported)
 
     def in_vain(self) -> tuple[str, str]:
         """Why no training could be killed, and what helps."""
@@ -261,14 +261,14 @@ class _Series:
             How, and when by the monotonic clock; ("", 0) if the run ended first.
         """
         how = ORDER[len(self.result.kills) % len(ORDER)]
-        seconds_a_step = self.result.undisturbed.outcome()["seconds"] / self.result.steps
+        seconds_per_step = self.result.undisturbed.outcome()["seconds"] / self.result.steps
         if not any(metric.step >= step for metric in run.progress(follow=True)):
             return "", 0.0
         if how != STOP and self.rng.random() < 0.5:
             killing.wait_for_a_checkpoint_under_way(run)
             time.sleep(self.rng.uniform(0, 0.01))
         else:
-            time.sleep(self.rng.uniform(0, 2 * seconds_a_step))
+            time.sleep(self.rng.uniform(0, 2 * seconds_per_step))
         if run.state in records.OVER:
             return "", 0.0
         if how == STOP:
@@ -288,7 +288,7 @@ class _Series:
         self.result.furthest = max(self.result.furthest, furthest)
         self.result.difference = difference and f"{difference} in {run.name}"
 
-    def ends_otherwise(self, run: Run, reported: Curve) -> str:
+    def final_difference(self, run: Run, reported: Curve) -> str:
         """What a training lacks, or which weights file of its last run differs; "" if it matches the undisturbed run."""
         if lacks := missing(self.reference, reported):
             return lacks
@@ -331,7 +331,7 @@ class _ServerSeries(_Series):
         if not self.result.difference:
             self.say(f"to the end: {run.name}")
             self.result.trainings += 1
-            self.result.difference = self.ends_otherwise(run, found)
+            self.result.difference = self.final_difference(run, found)
 
     def killed(self, run: Run, newest: _Newest) -> bool:
         """Kill one server, wait for the next step and add the kill to the result; False if the training ended first."""

@@ -21,7 +21,7 @@ def plan_again(folder: records.RunFolder, overrides: Sequence[str], on: str | No
     Raises:
         UserError: it has no job, its record is incomplete, other users can change it, or an override is wrong.
     """
-    start_record.refuse_strangers(folder)
+    start_record.require_trusted_owner(folder)
     recorded = folder.read(folder.plan)["backend"]
     if (why_not := backends.starter(recorded).why_not_planned_again(folder)) is not None:
         raise UserError([why_not])

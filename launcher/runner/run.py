@@ -23,7 +23,7 @@ from launcher.record.metric_lines import Metric, parse_line
 from launcher.record.records import OVER, RunFolder
 from launcher.runner import notebook, start_record
 from launcher.runner import probe as probes
-from launcher.runner.to_its_end import to_its_end
+from launcher.runner.run_to_completion import run_to_completion
 from launcher.show.text import dollars
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 FIRST_PAUSE, LONGEST_PAUSE, PAUSE_GROWTH = 1.0, 15.0, 1.3
 """Seconds between requests about a run on SageMaker; the pause grows while nothing is new."""
 
-HOSTS_A_SECOND = 8
+HOSTS_PER_SECOND = 8
 """Average log requests per second of one follower; CloudWatch Logs allows an account 25 in most regions.
 https://docs.aws.amazon.com/AmazonCloudWatch/latest/logs/cloudwatch_limits_cwl.html"""
 
@@ -96,7 +96,7 @@ class Run:
         try:
             new = backends.starter(self.backend).refresh(self.folder)
             self.trouble = ""
-            least = len(self.hosts) / HOSTS_A_SECOND  # each host's log takes a request of its own
+            least = len(self.hosts) / HOSTS_PER_SECOND  # each host's log takes a request of its own
             self._pause = max(least, FIRST_PAUSE if new else min(self._pause * PAUSE_GROWTH, LONGEST_PAUSE))
         except Unreachable as error:
             self.trouble = str(error)
@@ -124,9 +124,9 @@ class Run:
         )
 
     @property
-    def still_costs(self) -> str:
+    def remaining_costs(self) -> str:
         """What a finished run still costs, and how to end that: the hosts of a warm pool on SageMaker; "" if nothing."""
-        return backends.starter(self.backend).still_costs(self.folder)
+        return backends.starter(self.backend).remaining_costs(self.folder)
 
     @functools.cached_property
     def hosts(self) -> list[str]:
@@ -227,9 +227,9 @@ class Run:
         return billed(outcome) if outcome else self.spend
 
     @property
-    def usd_after_the_end(self) -> float:
+    def usd_after_end(self) -> float:
         """US dollars that it cost after its end, or at most, while that is not known yet: the hosts of a warm pool on SageMaker."""
-        return backends.starter(self.backend).usd_after_the_end(self.folder)
+        return backends.starter(self.backend).usd_after_end(self.folder)
 
     def settle(self) -> None:
         """Ask SageMaker what a warm pool cost, once its hosts are gone. If it does not answer, `trouble` says why."""
@@ -318,8 +318,8 @@ def start(plan: Plan, *, detach: bool = False, max_cost: float | None = None) ->
     ('Completed', 3)
 
     Args:
-        plan: from `plan()`. One for SageMaker is checked online first, unless `check()` did that; what it finds or cannot check, and is not an
-            error, becomes a Python warning.
+        plan: from `plan()`. One for SageMaker is checked online first, unless `check()` did that; what it finds or cannot check, and is not
+            an error, becomes a Python warning.
         detach: let a run on this machine outlive this process from the start.
         max_cost: US dollars. Refuse a plan that could cost more, or whose price is unknown.
 
@@ -381,7 +381,7 @@ def probed(
     began = time.monotonic()
     try:
         interrupted = functools.partial(say, "stopping the probe")
-        run = to_its_end(lambda: start(planned), say=say, interrupted=interrupted, started=started, until=until)
+        run = run_to_completion(lambda: start(planned), say=say, interrupted=interrupted, started=started, until=until)
     except KeyboardInterrupt:
         return diagnose.with_probe(observed, probes.INTERRUPTED)
     say(f"probed in {time.monotonic() - began:.0f} s")

@@ -55,7 +55,7 @@ def new_folder(
         try:
             for place in (records.store(), making.path.parent):
                 place.mkdir(parents=True, exist_ok=True)
-            refuse_strangers(*resumed)
+            require_trusted_owner(*resumed)
             _remove_abandoned()
             making.path.mkdir()
             undo.callback(shutil.rmtree, making.path, ignore_errors=True)
@@ -75,12 +75,12 @@ def new_folder(
         yield folder, lock
 
 
-def refuse_strangers(*runs: RunFolder) -> None:
+def require_trusted_owner(*runs: RunFolder) -> None:
     """Raise a UserError if users other than root and the store's group can change the store, or the code of these runs."""
     fix = "set LAUNCHER_RUNS to a folder of yours; where it is yours or your team's: chown it to you, or to root, and chmod o-w"
     store = records.store()
     folders = [store.resolve(), store / STARTING, *(path for run in runs for path in (run.path, run.code))]
-    trust.refuse_strangers(folders, "the run store", fix, shared=True)
+    trust.require_trusted_owner(folders, "the run store", fix, shared=True)
 
 
 def _remove_abandoned() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from launcher.config.expressions import NotPlain
 from launcher.config.issues import mistake
 from launcher.config.yaml_file import MAX_VALUES
-from launcher.sdk_import.objects import Call, Estimator, Unread, is_plain, same, snapshot, spoil, text_of
+from launcher.sdk_import.objects import Call, Estimator, Unread, invalidate, is_plain, same, snapshot, text_of
 from launcher.sdk_import.reader import LOOKS, Reader, imported
 from launcher.sdk_import.source import Source
 
@@ -140,7 +140,7 @@ class _Follower:
             if joined and is_plain(given) and len(held) + len(given) <= MAX_VALUES:
                 held += given
             else:
-                spoil(held, text_of(statement), statement.lineno)
+                invalidate(held, text_of(statement), statement.lineno)
         else:
             whole = ast.copy_location(ast.BinOp(statement.target, statement.op, statement.value), statement)
             self._bind(statement.target, self.reader.read(whole, names), names)
@@ -222,7 +222,7 @@ class _Follower:
             if isinstance(holder, dict) and isinstance(key, str):
                 holder.pop(key, None)
             elif isinstance(holder, (dict, list)):
-                spoil(holder, text_of(target), statement.lineno)
+                invalidate(holder, text_of(target), statement.lineno)
             elif isinstance(target, ast.Name):
                 names.pop(target.id, None)
 
@@ -284,7 +284,7 @@ class _Follower:
         while isinstance(node, (ast.Subscript, ast.Attribute)):
             node = node.value
         if isinstance(node, ast.Name) and isinstance(names.get(node.id), (dict, list)):
-            spoil(names[node.id], node.id, line)
+            invalidate(names[node.id], node.id, line)
 
     def _bind(self, target: ast.expr, value: Any, names: Names) -> None:
         if isinstance(target, ast.Name):
@@ -306,7 +306,7 @@ class _Follower:
             if _takes(holder, key):
                 holder[key] = value
             elif isinstance(holder, (dict, list)):
-                spoil(holder, text_of(target), target.lineno)
+                invalidate(holder, text_of(target), target.lineno)
         elif isinstance(target, ast.Attribute):
             holder = self.reader.read(target.value, names)
             if isinstance(holder, Call):  # whatever was made of it before
@@ -333,7 +333,7 @@ def _differ(names: Names, name: str, found: list[Any], line: int) -> None:
         held.update({key: agreed[key] if key in agreed else Unread(str(key), line) for key in keys})
         return
     if isinstance(held, (dict, list)):
-        spoil(held, name, line)
+        invalidate(held, name, line)
     unread = next((one for one in found if isinstance(one, (Unread, Call))), None)  # it says more than the name
     names[name] = Unread(unread.text if unread is not None else name, unread.line if unread is not None else line)
 

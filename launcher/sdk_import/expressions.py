@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from launcher.config.expressions import MAX_LENGTH, Evaluator, NotPlain, Undefined
-from launcher.sdk_import.objects import Symbol, Unread, is_plain, spoil, text_of
+from launcher.sdk_import.objects import Symbol, Unread, invalidate, is_plain, text_of
 
 ESTIMATORS = ("PyTorch", "HuggingFace", "Estimator", "ModelTrainer")
 """Names of the classes of SDK v2 and v3 that start a training job with a script."""
@@ -70,7 +70,7 @@ class Expressions(Evaluator):
             if key is not None and is_plain(known):
                 made[known] = value
             else:  # it may be any key, also one that is there
-                spoil(made, text_of(item if key is None else key), node.lineno)
+                invalidate(made, text_of(item if key is None else key), node.lineno)
         return made
 
     def _items(self, nodes: Sequence[ast.expr], names: Mapping[str, Any]) -> list[Any]:

@@ -148,7 +148,7 @@ def size(value: Any) -> int:
     return counted(value)
 
 
-def spoil(holder: dict[Any, Any] | list[Any], text: str, line: int) -> None:
+def invalidate(holder: dict[Any, Any] | list[Any], text: str, line: int) -> None:
     """Mark a dictionary or list that was changed in a way that is not followed: nothing in it is certain any more."""
     if isinstance(holder, list):
         holder[:] = [Unread(text, line)]

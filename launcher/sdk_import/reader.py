@@ -16,10 +16,10 @@ from launcher.sdk_import.objects import (
     Estimator,
     Symbol,
     Unread,
+    invalidate,
     is_plain,
     size,
     snapshot,
-    spoil,
     text_of,
 )
 
@@ -91,7 +91,7 @@ class Reader(Expressions):
         if not (isinstance(function, type) or _root(node.func) in LEAVE_ALONE or isinstance(of, str)):
             for part in given:
                 if isinstance(part, (dict, list)) and not callable(function):
-                    spoil(part, text_of(node), node.lineno)
+                    invalidate(part, text_of(node), node.lineno)
         return self._plain_call(function, of, node, given, names)
 
     def changes_an_estimator(self, node: ast.expr, names: Mapping[str, Any], text: str) -> bool:
@@ -199,7 +199,7 @@ class Reader(Expressions):
         if isinstance(of, dict) and method == "update" and not starred:
             for part in given:  # what else an unread one gives is noted, as in a call
                 if not isinstance(part, dict):
-                    spoil(of, str(part), node.lineno)
+                    invalidate(of, str(part), node.lineno)
                 else:
                     of.update(part)
             of.update(call.keywords)
@@ -214,7 +214,7 @@ class Reader(Expressions):
             if method == "pop":
                 result = of.pop(given[0], otherwise)
             elif any(str(key).startswith("**") for key in of) and given[0] not in of:
-                spoil(of, call.text, node.lineno)
+                invalidate(of, call.text, node.lineno)
             else:
                 result = of.setdefault(given[0], otherwise)
         elif method == "clear":
@@ -228,11 +228,11 @@ class Reader(Expressions):
                 else [Unread(str(given[0]), node.lineno)]
             )
             if len(of) + len(more) > MAX_VALUES:
-                spoil(of, call.text, node.lineno)
+                invalidate(of, call.text, node.lineno)
             else:
                 of += more
         else:
-            spoil(of, call.text, node.lineno)
+            invalidate(of, call.text, node.lineno)
             result = Unread(call.text, node.lineno)
         self._by_node[id(node)] = result
         return result

@@ -17,7 +17,7 @@ BAR, GAP, SECTION_GAP = 30, 14, 26
 STACK_HEIGHT, STACK_GAP = 28, 12
 """Pixels of a stacked bar."""
 
-LEAST_LABEL = 46
+MIN_LABEL = 46
 """Pixels from which a part of a stacked bar shows its number."""
 
 
@@ -136,7 +136,7 @@ def stacked_bars(chart: StackedBars, left: int, width: int, right: int) -> tuple
             wide = value / longest * width
             tip = f"{f'{name}, ' if name else ''}{part}: {value:.4g} {chart.unit}"
             elements.append(svg.rect(x, y, wide, STACK_HEIGHT, f'fill="{colour}"', tip))
-            if wide >= LEAST_LABEL:
+            if wide >= MIN_LABEL:
                 label = svg.text(x + wide / 2, y + 18, three_digits(value), anchor="middle", fill=text_upon(colour))
                 elements.append(label)
             x += wide

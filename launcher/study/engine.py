@@ -19,12 +19,12 @@ from launcher.planner.plan import Plan, refuse_cost, refuse_errors
 from launcher.planner.source_package import code_checksum, source_files
 from launcher.record import records
 from launcher.runner.run import Run, start
-from launcher.runner.to_its_end import to_its_end
+from launcher.runner.run_to_completion import run_to_completion
 from launcher.show.text import counted, dollars
 from launcher.study.conditions import commit_of, machine_of
 from launcher.study.question import Question, Trial
 from launcher.study.trial_table import Row, TrialTable, held
-from launcher.study.under_way import UnderWay
+from launcher.study.under_way import RunningTrial
 
 Say = Callable[[str], None]
 """Takes a line for people."""
@@ -66,13 +66,13 @@ def run(question: Question, table: str | Path | None, max_cost: float | None, sa
     }
     with held(file):
         every = list(question.trials())
-        under_way = UnderWay(file, conditions)
+        under_way = RunningTrial(file, conditions)
         left = under_way.left(every, say)  # before the table, which may be refused while this trial runs
         known = TrialTable(file, question.keys, question.measured, conditions, commit_of(source))
         missing = [trial for trial in every if known.find(trial.key) is None]
         say(f"{len(every)} trials, {len(every) - len(missing)} of them in {file}")
         if missing:
-            tell_the_price([trial.job for trial in missing], question.on, max_cost, say)
+            report_price([trial.job for trial in missing], question.on, max_cost, say)
         with what_stays(say) as begun:
             failed = _run(missing, question, known, under_way, left, say, begun)
         rows = [row for trial in every if (row := known.find(trial.key)) is not None]
@@ -93,7 +93,7 @@ def what_stays(say: Say) -> Iterator[list[Run]]:
         for one in begun:
             try:
                 one.settle()  # a later run may have taken its hosts
-                costs = one.still_costs
+                costs = one.remaining_costs
             except UserError as error:  # swallowed, so that an earlier error is still raised
                 costs = str(error)
             if costs:
@@ -109,7 +109,7 @@ def _run(
     missing: Sequence[Trial],
     question: Question,
     known: TrialTable,
-    under_way: UnderWay,
+    under_way: RunningTrial,
     left: tuple[Trial, Run] | None,
     say: Say,
     begun: list[Run],
@@ -170,10 +170,10 @@ def _to_its_end(planned: Plan | Run, started: Callable[[Run], None], say: Say) -
     def begin() -> Run:
         return planned if isinstance(planned, Run) else start(planned)
 
-    return to_its_end(begin, say=say, interrupted=interrupted, started=started)
+    return run_to_completion(begin, say=say, interrupted=interrupted, started=started)
 
 
-def tell_the_price(jobs: Sequence[Job], on: str, max_cost: float | None, say: Say) -> None:
+def report_price(jobs: Sequence[Job], on: str, max_cost: float | None, say: Say) -> None:
     """Before the first trial starts, say what the trials' instance groups do and what all trials cost at most.
 
     Args:

@@ -41,7 +41,7 @@ class Cell(Repeats):
     @property
     def core_rate(self) -> float | None:
         """Images a second that one core prepares with this pipeline, with nothing else to do."""
-        seconds = self.of("input_cpu_seconds_an_image")
+        seconds = self.of("input_cpu_seconds_per_image")
         return 1 / seconds.median if seconds is not None and seconds.median > 0 else None
 
     @property

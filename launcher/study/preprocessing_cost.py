@@ -31,12 +31,12 @@ class Cost:
     """For all of them, on demand; None: unknown."""
 
     @property
-    def usd_a_million(self) -> Spread | None:
+    def usd_per_million(self) -> Spread | None:
         """US dollars to train on a million images, over the repeats."""
         if self.usd_per_hour is None:
             return None
-        each = [sizing.usd_a_million(self.usd_per_hour, rate) for rate in self.cell.rate.values]
-        return Spread(tuple(each), sizing.usd_a_million(self.usd_per_hour, self.cell.rate.median))
+        each = [sizing.usd_per_million(self.usd_per_hour, rate) for rate in self.cell.rate.values]
+        return Spread(tuple(each), sizing.usd_per_million(self.usd_per_hour, self.cell.rate.median))
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def table(costs: Sequence[Cost]) -> Table:
     head = ["model", "load", "pipeline", "hosts", "images/s", "US$ an hour", "images a US$", "US$ a million images"]
     rows = []
     for cost in costs:
-        cell, usd = cost.cell, cost.usd_a_million
+        cell, usd = cost.cell, cost.usd_per_million
         row = [cell.model, str(cell.load), cell.pipeline, cost.hosts, three_digits(cell.rate.median)]
         if usd is None or cost.usd_per_hour is None:
             rows.append([*row, *[NO_PRICE] * 3])
@@ -141,15 +141,15 @@ def _about_a_place(about: str, here: Sequence[Cost], job: Job) -> Iterator[str]:
     """Remote compared with the fastest of the other pipelines, and with a larger machine."""
     remote = next((cost for cost in here if cost.cell.pipeline == REMOTE), None)
     others = [cost for cost in here if cost.cell.pipeline != REMOTE]
-    if remote is None or remote.usd_a_million is None:
+    if remote is None or remote.usd_per_million is None:
         return
-    usd = remote.usd_a_million
+    usd = remote.usd_per_million
     shown = f"{dollars(usd.median)} a million images at {three_digits(remote.cell.rate.median)} images/s"
     if not others:
         yield f"{about}: remote takes {shown}; nothing else was tried"
         return
     best = max(others, key=lambda cost: cost.cell.rate.median)
-    alone = best.usd_a_million
+    alone = best.usd_per_million
     assert alone is not None
     several = min(len(remote.cell.rows), len(best.cell.rows)) > 1
     pays = "pays" if usd.median < alone.median else "does not pay"
@@ -166,7 +166,7 @@ def _about_a_place(about: str, here: Sequence[Cost], job: Job) -> Iterator[str]:
 
 def _about_a_larger_machine(about: str, remote: Cost, others: Sequence[Cell], job: Job) -> Iterator[str]:
     """An estimate for the GPU machine of the next size."""
-    found, usd = larger_machine(others, job), remote.usd_a_million
+    found, usd = larger_machine(others, job), remote.usd_per_million
     assert usd is not None
     if found is None:
         yield f"{about}: no estimate for a machine with more vCPUs: {_why_no_larger_machine(others, job)}"
@@ -175,7 +175,7 @@ def _about_a_larger_machine(about: str, remote: Cost, others: Sequence[Cell], jo
     if found.usd_per_hour is None:
         yield f"{about}: {found.instance_type} alone with {found.cell.pipeline}, its price not known, has at most {most} images/s, {found}"
         return
-    least = sizing.usd_a_million(found.usd_per_hour, found.images_per_second)
+    least = sizing.usd_per_million(found.usd_per_hour, found.images_per_second)
     which = "more than remote" if least > usd.median else "so it may be cheaper than remote"
     yield (
         f"{about}: {found.instance_type} alone with {found.cell.pipeline} takes at least {dollars(least)} a million images, {which}: "

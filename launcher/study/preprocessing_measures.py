@@ -17,7 +17,7 @@ PERCENTILES = (50, 90, 95, 99)
 MEASURED = (
     *("images_per_second", "epoch_seconds", "first_epoch_seconds", "data_wait_share"),
     *(f"cpu_share_p{percent}" for percent in PERCENTILES),
-    *("input_images_per_second", "input_cpu_seconds_an_image", "input_start_seconds", "evaluate_seconds"),
+    *("input_images_per_second", "input_cpu_seconds_per_image", "input_start_seconds", "evaluate_seconds"),
     *("memory_gib", "gpu", "gpu_memory_gib", "gpu_used_gib", "cores", "training_images", "counted_steps", "world_size"),
     "mfu",
 )

@@ -140,7 +140,7 @@ def _supply(cells: Sequence[Cell], pipelines: Sequence[str]) -> Table:
     rows = []
     for name in sizing.instance_types() if rates else ():
         fits = [sizing.fit(name, rate, {}) for rate in rates.values()]
-        rows.append([name, fits[0].gpu, f"{fits[0].vcpus_a_gpu:g}", *(three_digits(each.fed) for each in fits)])
+        rows.append([name, fits[0].gpu, f"{fits[0].vcpus_per_gpu:g}", *(three_digits(each.fed) for each in fits)])
     notes = [
         f"images/s under load {load}. A vCPU counts as a core of this machine.",
         f"{counted(sizing.RESERVED, 'vCPU')} a GPU is left to the training process.",
@@ -164,7 +164,7 @@ def _instances(cells: Sequence[Cell], pipelines: Sequence[str], job: Job) -> Tab
             if demand is None or nearest is None:
                 continue
             enough = ", ".join(pipeline for pipeline, each in fits.items() if each.share == 1)
-            usd = [each.usd_a_million for each in fits.values()]
+            usd = [each.usd_per_million for each in fits.values()]
             rows.append(
                 [model, fits[best].gpu, f"{three_digits(demand.images_per_second)} ({demand.source})", name]
                 + [enough or f"none; {best} to {percent(nearest)}"]

@@ -61,13 +61,13 @@ def _instance_type(
 
     def price(fits: Mapping[str, sizing.Fit]) -> tuple[float, float]:
         one = fits[best]
-        return (one.usd_a_million if one.usd_a_million is not None else inf, one.vcpus_a_gpu)
+        return (one.usd_per_million if one.usd_per_million is not None else inf, one.vcpus_per_gpu)
 
     enough = [fits for fits in known if fits[best].share == 1]
     fits = min(enough, key=price) if enough else max(known, key=lambda fits: fits[best].share or 0)
     one = fits[best]
     assert one.demand is not None
-    cost = f", {dollars(one.usd_a_million)} a million images" if one.usd_a_million is not None else ""
+    cost = f", {dollars(one.usd_per_million)} a million images" if one.usd_per_million is not None else ""
     feeding = [name for name, each in fits.items() if each.share == 1]
     how = f"fed by {' and '.join(feeding)}" if feeding else f"no pipeline feeds it, {best} comes closest"
     supply = ", ".join(f"{three_digits(each.fed)} with {name}" for name, each in fits.items())

@@ -9,7 +9,7 @@ from launcher.show.text import counted, dollars
 from launcher.study.scaling_model import ScalingModel
 from launcher.study.scaling_sizes import Line
 
-FARTHEST = 4
+MAX_EXTRAPOLATION = 4
 """Multiple of the largest measured host count up to which the model predicts."""
 
 
@@ -24,7 +24,7 @@ class Offer:
     """false: predicted by the model."""
     images: int
     """Of the whole training: images an epoch times epochs."""
-    usd_an_hour: float | None
+    usd_per_hour: float | None
     """Of one host."""
 
     @property
@@ -37,7 +37,7 @@ class Offer:
 
     @property
     def usd(self) -> float | None:
-        return None if self.usd_an_hour is None else self.host_hours * self.usd_an_hour
+        return None if self.usd_per_hour is None else self.host_hours * self.usd_per_hour
 
     def __str__(self) -> str:
         cost = f"{self.host_hours:.3g} host-hours" if self.usd is None else dollars(self.usd)
@@ -47,27 +47,27 @@ class Offer:
 
 
 def offers(
-    line: Line, model: ScalingModel | None, processes_a_host: int, images: int, usd_an_hour: float | None
+    line: Line, model: ScalingModel | None, processes_per_host: int, images: int, usd_per_hour: float | None
 ) -> list[Offer]:
     """The measured sizes of a line, and those that the model predicts.
 
     Args:
-        processes_a_host: processes per host.
+        processes_per_host: processes per host.
         model: None: only the measured sizes.
         images: of the whole training.
-        usd_an_hour: of one host; None: no price known.
+        usd_per_hour: of one host; None: no price known.
     """
     found = {
-        size.hosts: Offer(size.hosts, size.rate.median, True, images, usd_an_hour) for size in line.clean if images
+        size.hosts: Offer(size.hosts, size.rate.median, True, images, usd_per_hour) for size in line.clean if images
     }
     if model is None or not found:
         return list(found.values())
     exchanges = any(hosts > 1 for hosts in found)
-    for hosts in range(1, (FARTHEST * max(found) if exchanges else 1) + 1):
-        batch = line.global_batch(hosts * processes_a_host)
+    for hosts in range(1, (MAX_EXTRAPOLATION * max(found) if exchanges else 1) + 1):
+        batch = line.global_batch(hosts * processes_per_host)
         if hosts not in found and batch is not None:
-            seconds = model.step(hosts, batch / (hosts * processes_a_host)).seconds
-            found[hosts] = Offer(hosts, batch / seconds, False, images, usd_an_hour)
+            seconds = model.step(hosts, batch / (hosts * processes_per_host)).seconds
+            found[hosts] = Offer(hosts, batch / seconds, False, images, usd_per_hour)
     return [found[hosts] for hosts in sorted(found)]
 
 

@@ -67,7 +67,7 @@ def measure(
     step, whole_backward = over_windows("step"), over_windows("backward")
     assert step is not None, "every window has its steps' time"
     exposed = 0.0 if world == 1 else over_windows("grad_sync")
-    bytes_a_number = 2 if settings.get("gradient_compression") == "bf16" else 4
+    bytes_per_number = 2 if settings.get("gradient_compression") == "bf16" else 4
     memory = [float(value) for rank in ranks for value in rank["extra"].get("memory_gib", ()) if not math.isnan(value)]
     return {
         "images_per_second": settings["global_batch_size"] / step,
@@ -82,7 +82,7 @@ def measure(
         "backend": facts.get("backend"),
         "device": facts.get("device_name") or facts.get("device"),
         "parameters": result["parameters"],
-        "gradient_bytes": result["parameters"] * bytes_a_number,
+        "gradient_bytes": result["parameters"] * bytes_per_number,
         "training_images": result.get("training_images"),
         "memory_gib": max(memory, default=None),
         "mfu": result.get("mfu"),

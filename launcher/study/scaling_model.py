@@ -2,8 +2,8 @@
 
     step(h, b) = max(compute(b), input(b)) + exposed(h, b)
 
-    compute(b)    = fixed + (an_image + crowding * neighbours) * b           b: images per process
-    input(b)      = input_an_image * b                                       if the step waits for it, else 0
+    compute(b)    = fixed + (compute_seconds_per_image + crowding * neighbours) * b           b: images per process
+    input(b)      = input_seconds_per_image * b                                       if the step waits for it, else 0
     transfer(h)   = 2 (h-1)/h * bytes / bandwidth + 2 (h-1) * buckets * latency
     exposed(h, b) = max(last * transfer(h), transfer(h) - backward * compute(b))          0 on one host
 
@@ -41,7 +41,7 @@ forward takes one."""
 WAITS = 0.05
 """Share of a step from which waiting for data counts as the limit: MODERATELY of launcher/study/preprocessing_cells.py."""
 
-NUMBERS = ("fixed", "an_image", "seconds_a_byte", "latency", "crowding")
+NUMBERS = ("fixed", "compute_seconds_per_image", "seconds_per_byte", "latency", "crowding")
 """The fitted parameters, in the order of a row's columns."""
 
 ROUNDS = 20
@@ -101,11 +101,11 @@ class ScalingModel:
     gradient_bytes: float
     fixed: float
     """Seconds a step, whatever the batch."""
-    an_image: float
+    compute_seconds_per_image: float
     """Compute seconds per image of a process's batch."""
-    input_an_image: float
+    input_seconds_per_image: float
     """Input seconds per image; 0: input never limited a measured step."""
-    seconds_a_byte: float
+    seconds_per_byte: float
     """The inverse of the bandwidth between hosts."""
     latency: float
     """Seconds per turn of the ring."""
@@ -119,7 +119,7 @@ class ScalingModel:
     @property
     def bandwidth(self) -> float | None:
         """Bytes a second; None: no part of the time grows with the bytes."""
-        return 1 / self.seconds_a_byte if self.seconds_a_byte > 0 else None
+        return 1 / self.seconds_per_byte if self.seconds_per_byte > 0 else None
 
     def step(self, hosts: int, batch: float, neighbours: int = 0) -> Step:
         """A step at one size.
@@ -128,11 +128,11 @@ class ScalingModel:
             batch: images per process.
             neighbours: other hosts on the same machine.
         """
-        computing = self.fixed + (self.an_image + self.crowding * neighbours) * batch
+        computing = self.fixed + (self.compute_seconds_per_image + self.crowding * neighbours) * batch
         transfer = self.transfer(hosts)
         _, last = buckets(self.gradient_bytes)
         exposed = max(last * transfer, transfer - self.backward * computing) if hosts > 1 else 0.0
-        return Step(computing, self.input_an_image * batch, exposed)
+        return Step(computing, self.input_seconds_per_image * batch, exposed)
 
     def predict(self, point: Point) -> Step:
         """A step at a measured size, by the model alone."""
@@ -142,7 +142,7 @@ class ScalingModel:
         """Seconds of a step's all-reduce between hosts, without any overlap."""
         turns, share = ring(hosts)
         count, _ = buckets(self.gradient_bytes)
-        return share * self.gradient_bytes * self.seconds_a_byte + turns * count * self.latency
+        return share * self.gradient_bytes * self.seconds_per_byte + turns * count * self.latency
 
 
 def ring(hosts: int) -> tuple[int, float]:
@@ -159,10 +159,10 @@ def buckets(gradient_bytes: float) -> tuple[int, float]:
     return 1 + count, (rest - (count - 1) * BUCKET) / gradient_bytes
 
 
-def efficiency_elsewhere(share: float, hosts: int, other: int) -> tuple[float, float]:
+def extrapolated_efficiency(share: float, hosts: int, other: int) -> tuple[float, float]:
     """Weak-scaling efficiency on `other` hosts, relative to one host: if the ring's bytes limit it, and if its turns do.
 
-    >>> [round(found, 3) for found in efficiency_elsewhere(0.93, 8, 16)]
+    >>> [round(found, 3) for found in extrapolated_efficiency(0.93, 8, 16)]
     [0.925, 0.861]
 
     Args:
@@ -214,9 +214,9 @@ def fit(points: Sequence[Point], gradient_bytes: float) -> ScalingModel:
     model = ScalingModel(
         gradient_bytes=gradient_bytes,
         fixed=0.0,
-        an_image=0.0,
-        input_an_image=median(waiting) if waiting else 0.0,
-        seconds_a_byte=0.0,
+        compute_seconds_per_image=0.0,
+        input_seconds_per_image=median(waiting) if waiting else 0.0,
+        seconds_per_byte=0.0,
         latency=0.0,
         backward=backward,
         assumptions=tuple(assumed),
@@ -256,7 +256,7 @@ def _solve(
         exchange = longer if behind else [last * value for value in transfer]
         whole, measured = [value * (point.hosts > 1) for value in exchange], point.seconds
         if waits:
-            measured -= model.input_an_image * point.batch
+            measured -= model.input_seconds_per_image * point.batch
             rows.append([value / point.seconds for value in computing])
             targets.append(point.computing / point.seconds)
         else:

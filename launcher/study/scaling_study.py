@@ -71,7 +71,7 @@ class ScalingStudy(Study):
         return float(self.table[0]["gradient_bytes"])
 
     @property
-    def usd_an_hour(self) -> float | None:
+    def usd_per_hour(self) -> float | None:
         """US dollars an hour for one host; None: no price known."""
         return host_price(self.job, self.on)
 
@@ -79,14 +79,14 @@ class ScalingStudy(Study):
         """The whole training's time and cost on each number of hosts; empty if its images or epochs are unknown."""
         size, epochs = line.sizes[0], self.job.hyperparameters.get("epochs")
         images = (size.images or 0) * (epochs if isinstance(epochs, int) else 0)
-        return offers(line, self.model, line.processes_per_host, images, self.usd_an_hour) if images else []
+        return offers(line, self.model, line.processes_per_host, images, self.usd_per_hour) if images else []
 
     def tables(self) -> list[Table]:
         if not self.table:
             return []
         own_price = "; this machine has no list price" if backends.get(self.on).on_this_machine else ""
         return [
-            scaling_tables.measured(self.lines, self.usd_an_hour, own_price),
+            scaling_tables.measured(self.lines, self.usd_per_hour, own_price),
             scaling_tables.errors(self.model, self.held_out, self.hosts_held_out),
             scaling_tables.predictions(self.lines, self.model),
         ]

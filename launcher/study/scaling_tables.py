@@ -17,17 +17,17 @@ SHARED = "shares cores"
 """Shown in place of an efficiency."""
 
 
-def measured(lines: Sequence[Line], usd_an_hour: float | None, own_price: str) -> Table:
+def measured(lines: Sequence[Line], usd_per_hour: float | None, own_price: str) -> Table:
     """Throughput, efficiency and cost of every size.
 
     Args:
         lines: at least one.
-        usd_an_hour: for one host; None: unknown.
+        usd_per_hour: for one host; None: unknown.
         own_price: why there is none; "": AWS's list may have it.
     """
     head = ["scaling", "hosts", "batch", "images/s", "ms a step", "efficiency", "exposed", "data_wait"]
     head += ["MFU", "s an epoch", "US$ an epoch", "US$ a million images"]
-    rows = [_row(line, size, usd_an_hour) for line in lines for size in line.sizes]
+    rows = [_row(line, size, usd_per_hour) for line in lines for size in line.sizes]
     notes = [
         "images/s: median (min-max) of the repeats; each is the median over windows of five steps after the warm-up.",
         f"batch: images per process, with {counted(lines[0].processes_per_host, 'process', 'processes')} per host.",
@@ -39,16 +39,16 @@ def measured(lines: Sequence[Line], usd_an_hour: float | None, own_price: str) -
         notes.append(f"{SHARED}: more threads than this machine has cores. One machine per host would be faster.")
     if any(len(size.rows) == 1 for line in lines for size in line.sizes):
         notes.append("One run has no spread: a difference may be chance. --repeats 3 shows it.")
-    if usd_an_hour is None:
+    if usd_per_hour is None:
         elsewhere = own_price or ", or read AWS's list with `launcher plan CONFIG --on aws --check`"
         notes.append(f"{NO_PRICE}: set compute.price_per_hour, US dollars a host-hour{elsewhere}.")
     return Table(head, rows, "throughput and efficiency", notes).without_empty("MFU")
 
 
-def _row(line: Line, size: Size, usd_an_hour: float | None) -> list[str]:
+def _row(line: Line, size: Size, usd_per_hour: float | None) -> list[str]:
     efficiency, images, waits = line.efficiency(size), size.images, size.share("data_wait_seconds")
     mfu = size.of("mfu")
-    usd = None if usd_an_hour is None else usd_an_hour * size.hosts / 3600 / size.rate.median
+    usd = None if usd_per_hour is None else usd_per_hour * size.hosts / 3600 / size.rate.median
     return [
         str(line),
         str(size.hosts),
@@ -74,9 +74,13 @@ def errors(model: ScalingModel | None, held_out: Sequence[HeldOut], hosts_held_o
     if model is None:
         return Table(head, rows, title, ["No size has a machine or cores for each host: there is nothing to fit."])
     bandwidth = "no limit" if model.bandwidth is None else f"{model.bandwidth / 1e6:,.0f} MB/s"
-    waiting = f"{model.input_an_image * 1000:.3g} ms an image" if model.input_an_image else "never the limit"
+    waiting = (
+        f"{model.input_seconds_per_image * 1000:.3g} ms an image"
+        if model.input_seconds_per_image
+        else "never the limit"
+    )
     notes = [
-        f"computing: {model.fixed * 1000:.3g} ms a step and {model.an_image * 1000:.3g} ms an image; "
+        f"computing: {model.fixed * 1000:.3g} ms a step and {model.compute_seconds_per_image * 1000:.3g} ms an image; "
         f"{model.backward * 100:.0f} % of it is backward.",
         f"input: {waiting}.",
         f"exchange: {model.gradient_bytes / 1e6:.1f} MB of gradients; bandwidth between hosts: {bandwidth}; "

@@ -33,7 +33,7 @@ class Fit:
 
     instance_type: str
     gpu: str
-    vcpus_a_gpu: float
+    vcpus_per_gpu: float
     fed: float
     """Images a second that its CPUs prepare for each GPU."""
     demand: Demand | None
@@ -46,11 +46,11 @@ class Fit:
         return None if self.demand is None else min(1.0, self.fed / self.demand.images_per_second)
 
     @property
-    def usd_a_million(self) -> float | None:
+    def usd_per_million(self) -> float | None:
         """US dollars to train on a million images; None if the price or the demand is unknown."""
         if self.demand is None or self.usd_per_hour is None:
             return None
-        return usd_a_million(self.usd_per_hour, self.gpus * min(self.fed, self.demand.images_per_second))
+        return usd_per_million(self.usd_per_hour, self.gpus * min(self.fed, self.demand.images_per_second))
 
 
 def fit(instance_type: str, core_rate: float, demands: Mapping[str, Demand], job: Job | None = None) -> Fit:
@@ -69,7 +69,7 @@ def fit(instance_type: str, core_rate: float, demands: Mapping[str, Demand], job
     return Fit(instance_type, facts.gpu, each, fed, demands.get(facts.gpu), price, facts.gpus)
 
 
-def usd_a_million(usd_per_hour: float, images_per_second: float) -> float:
+def usd_per_million(usd_per_hour: float, images_per_second: float) -> float:
     """US dollars to train on a million images."""
     return usd_per_hour / 3600 / images_per_second * 1e6
 

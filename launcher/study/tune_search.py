@@ -26,17 +26,17 @@ from launcher.study.tune_subject import OF_THE_INPUT, Changes, Subject
 PAIRS = 2
 """Alternating repeats of both sides after which a change that is clearly faster or slower is decided."""
 
-PROOF = 2 * (PAIRS - 1)
+PROOF_TRIALS = 2 * (PAIRS - 1)
 """Trials that a proof takes after the first look."""
 
-MOST_PAIRS = 3
+MAX_PAIRS = 3
 """Pairs at most, if the repeats overlap although the change's median is faster."""
 
-WORTH = 1.02
+MIN_SPEEDUP = 1.02
 """Speed-up below which a change is not kept: it would be in the config for nothing."""
 
 
-class Spent(Exception):
+class BudgetExhausted(Exception):
     """The budget is spent; the message says which."""
 
 
@@ -154,7 +154,7 @@ class Step:
     @property
     def promising(self) -> bool:
         """Whether its trials so far show it to be faster, so that a proof is worthwhile."""
-        return not self.why and (self.gain or 0.0) >= WORTH
+        return not self.why and (self.gain or 0.0) >= MIN_SPEEDUP
 
 
 @dataclass
@@ -189,7 +189,7 @@ class Search:
             while (proposal := next(self._proposals(), None)) is not None:
                 self._try(proposal)
             self.ended = self._why_nothing_is_left()
-        except Spent as spent:
+        except BudgetExhausted as spent:
             self.ended = str(spent)
 
     def _why_nothing_is_left(self) -> str:
@@ -248,7 +248,7 @@ class Search:
             values = [helped, back]
         else:  # the remaining wait is no finding, but may still be worth a change
             waited = step.after[-1].diagnosis.evidence.share("data_wait") or 0.0
-            values = [helped] if waited >= 1 - 1 / WORTH else []
+            values = [helped] if waited >= 1 - 1 / MIN_SPEEDUP else []
         for value in values:
             if max(value, now) > APART * min(value, now) and self._may_be_tried({setting: value}):
                 yield Proposal({setting: value}, step.proposal.finding, "", neighbour=True)
@@ -277,7 +277,7 @@ class Search:
     def _try(self, proposal: Proposal) -> None:
         """Look at a change and at numbers near it, prove the fastest by alternating with the best settings so far, keep it or not."""
         fastest, misses = self._look(proposal), 0
-        while fastest.promising and misses < GIVE_UP and not self.measure.spent(1 + PROOF):
+        while fastest.promising and misses < GIVE_UP and not self.measure.spent(1 + PROOF_TRIALS):
             if (neighbour := next(self._neighbours(fastest), None)) is None:
                 break
             with self._undecided(fastest):
@@ -285,7 +285,7 @@ class Search:
             faster, slower = (step, fastest) if _faster(step, fastest) else (fastest, step)
             if not slower.why:
                 is_slower = (slower.gain or 0.0) < (faster.gain or 0.0)
-                by_too_little = f"not {100 * (WORTH - 1):.0f} % faster than {faster.proposal}"
+                by_too_little = f"not {100 * (MIN_SPEEDUP - 1):.0f} % faster than {faster.proposal}"
                 slower.why = f"{_times(slower)}: {f'{faster.proposal} is faster' if is_slower else by_too_little}"
             misses = 0 if faster is step else misses + 1
             fastest = faster
@@ -301,7 +301,7 @@ class Search:
         """Record that the budget does not allow a decision."""
         try:
             yield
-        except Spent as spent:
+        except BudgetExhausted as spent:
             step.decided, step.why = False, str(spent)
             raise
 
@@ -311,7 +311,7 @@ class Search:
         self.steps.append(step)
         with self._undecided(step):
             if self._measure(step) and not step.promising:
-                step.why = f"{_times(step)}: not {100 * (WORTH - 1):.0f} % faster"
+                step.why = f"{_times(step)}: not {100 * (MIN_SPEEDUP - 1):.0f} % faster"
         return step
 
     def _measure(self, step: Step) -> bool:
@@ -331,7 +331,7 @@ class Search:
     def _prove(self, step: Step) -> None:
         """Repeat both sides alternately until it is clear whether the change helps."""
         rule, best = RULES[step.proposal.setting], step.before[-1]
-        for _ in range(PAIRS - 1, MOST_PAIRS):
+        for _ in range(PAIRS - 1, MAX_PAIRS):
             again = self.measure(best.changes, "the fastest so far again", self.first[0].steps(best.changes))
             step.before.append(again)
             if again.failed:
@@ -351,10 +351,10 @@ class Search:
                 allow = f"--allow {step.proposal.setting} keeps it all the same"
                 step.why = f"{losses.text}; it should change no numbers: {rule.reason}; {allow}"
                 return
-            if after.apart(before) and before.median >= WORTH * after.median:
+            if after.apart(before) and before.median >= MIN_SPEEDUP * after.median:
                 step.kept, step.why = True, _times(step)
                 return
-            if before.median < WORTH * after.median:
+            if before.median < MIN_SPEEDUP * after.median:
                 break
         apart = "less than 2 % faster" if after.apart(before) else "no more than the repeats differ by"
         step.why = f"{_times(step)}: {apart}"
@@ -394,7 +394,7 @@ def _is_count(value: Any) -> bool:
 
 def _faster(step: Step, than: Step) -> bool:
     """Whether a step is worth more than another, both measured against the same settings."""
-    return step.promising and (step.gain or 0.0) >= WORTH * (than.gain or 0.0)
+    return step.promising and (step.gain or 0.0) >= MIN_SPEEDUP * (than.gain or 0.0)
 
 
 def _times(step: Step) -> str:

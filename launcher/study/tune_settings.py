@@ -53,7 +53,7 @@ VARIABLES = ("OMP_NUM_THREADS", "PYTORCH_CUDA_ALLOC_CONF")
 """Settings that are environment variables, whatever the script."""
 
 OUTSIDE = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "matmul_precision", "cudnn_benchmark")
-"""What entrypoints/launcher_observer/outside.py can set in a script that is not the kit's."""
+"""What entrypoints/launcher_observer/setting_overrides.py can set in a script that is not the kit's."""
 
 
 def check_allowed(allowed: Iterable[str]) -> frozenset[str]:

@@ -125,7 +125,7 @@ def _tell_the_price(subject: Subject, trials: int, max_cost: float | None, say: 
     """
     if not isinstance(subject, JobSubject):
         return None
-    engine.tell_the_price([subject.base] * trials, subject.on, None, say)
+    engine.report_price([subject.base] * trials, subject.on, None, say)
     priced = plan(subject.base, on=subject.on)
     ceiling = priced.price.ceiling if priced.price is not None else None
     if max_cost is None or priced.price is None:

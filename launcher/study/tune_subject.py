@@ -31,7 +31,7 @@ from launcher.planner.own_checkpoints import with_own_checkpoints
 from launcher.planner.source_package import SourceFile, code_checksum, source_files
 from launcher.record import records
 from launcher.runner.run import Run, start
-from launcher.runner.to_its_end import to_its_end
+from launcher.runner.run_to_completion import run_to_completion
 from launcher.study.conditions import commit_of, machine_of, settings_of, software
 from launcher.study.tune_settings import OUTSIDE, RULES, VARIABLES
 
@@ -42,7 +42,7 @@ Until = Callable[[Run], str]
 """Called about every second: why to stop the run now; "" to let it go on."""
 
 SETTINGS = "LAUNCHER_SETTINGS"
-"""The variable that entrypoints/launcher_observer/outside.py reads."""
+"""The variable that entrypoints/launcher_observer/setting_overrides.py reads."""
 
 LOG_EVERY = "log_every"
 LOGGED = 5
@@ -111,9 +111,9 @@ class JobSubject(Subject):
 
     def __post_init__(self) -> None:
         self.name = self.job.name
-        self.is_ours = self.job.source is None
-        self.shows_steps = self.is_ours or backends.get(self.on).on_this_machine
-        if not self.is_ours and not self.job.observe:
+        self.is_kit_script = self.job.source is None
+        self.shows_steps = self.is_kit_script or backends.get(self.on).on_this_machine
+        if not self.is_kit_script and not self.job.observe:
             raise mistake("observe", "false: nothing of this script is measured", "remove it, or write observe: true")
         self.outside = _given_settings(self.job.environment.get(SETTINGS, ""), f"environment.{SETTINGS}")
         self.keys: dict[str, str] = {}
@@ -133,7 +133,7 @@ class JobSubject(Subject):
         """The job of a trial."""
         job, values = self.job, self.values(changes)
         hyperparameters = {**job.hyperparameters, **values.get("hyperparameters", {})}
-        if self.is_ours:
+        if self.is_kit_script:
             every = hyperparameters.get(LOG_EVERY, LOGGED)
             if isinstance(every, int) and LOG_EVERY not in changes:
                 hyperparameters[LOG_EVERY] = min(every, LOGGED)
@@ -150,7 +150,7 @@ class JobSubject(Subject):
     def values(self, changes: Changes) -> dict[str, dict[str, Any]]:
         """The changes, grouped by the config's sections."""
         environment = {name: str(value) for name, value in changes.items() if name in VARIABLES}
-        keys = {name: name for name in changes} if self.is_ours else self.keys
+        keys = {name: name for name in changes} if self.is_kit_script else self.keys
         own = {keys[name]: value for name, value in changes.items() if name in keys and name not in VARIABLES}
         outside = {name: value for name, value in changes.items() if name not in keys and name not in VARIABLES}
         if outside:
@@ -163,12 +163,12 @@ class JobSubject(Subject):
 
         job = with_own_checkpoints(self.changed(changes), "tune")
         planned = check(plan(job, on=self.on))  # its issues were reported for all trials at once
-        run = to_its_end(lambda: start(planned), say=say, interrupted=interrupted, started=started, until=until)
+        run = run_to_completion(lambda: start(planned), say=say, interrupted=interrupted, started=started, until=until)
         run.wait(progress=False)  # on SageMaker a stopped job still uploads its output
         return run
 
     def changes_of(self, fix: Fix) -> Changes:
-        if not self.is_ours:
+        if not self.is_kit_script:
             section, _, key = (fix.key or "").partition(".")
             if section != "hyperparameters" or fix.setting not in RULES:
                 return _from_outside(fix)
@@ -186,7 +186,7 @@ class JobSubject(Subject):
         return found
 
     def also(self, finding: Finding, evidence: Evidence) -> Changes:
-        if not self.is_ours:
+        if not self.is_kit_script:
             return _also_from_outside(finding, evidence)
         if finding.kind not in OF_THE_INPUT or evidence.workers is None or evidence.remote:
             return {}

@@ -12,11 +12,11 @@ from typing import Any
 from launcher.config.issues import UserError, mistake
 from launcher.record import records
 from launcher.runner.run import Run
-from launcher.runner.to_its_end import to_its_end
+from launcher.runner.run_to_completion import run_to_completion
 from launcher.show.text import counted, dollars
 from launcher.study import engine
 from launcher.study.trial_table import Row, TrialTable
-from launcher.study.tune_search import Spent, Trial
+from launcher.study.tune_search import BudgetExhausted, Trial
 from launcher.study.tune_subject import Changes, Subject, Until
 
 START = 900.0
@@ -25,7 +25,7 @@ START = 900.0
 UNSEEN_START = 120.0
 """Seconds from the start of a script to its first step, if its steps are seen only once its output has arrived."""
 
-TIME_IS_OVER, STEPS_ARE_MADE = AS_WANTED = "s as a trial are over", "steps of the first trial"
+TIME_IS_OVER, STEPS_ARE_MADE = EXPECTED_STOPS = "s as a trial are over", "steps of the first trial"
 """Endings of the stop reasons of a trial that showed what it was meant to."""
 
 KEYS = ("changes", "repeat")
@@ -78,7 +78,7 @@ class Trials:
         left = None if row is None else self._left(row)
         if row is None or self._runs_again(row, changes, steps):
             if left is None and (spent := self._spent(1, self.known.rows)):  # also what an earlier call paid for
-                raise Spent(spent)
+                raise BudgetExhausted(spent)
             trial = self._run(key, changes, label, steps, left)
             row = self.known.rows[-1]
         else:
@@ -129,7 +129,7 @@ class Trials:
         with contextlib.suppress(UserError):  # a run that was removed is paid for
             run = self._recorded(row["run"])
             run.settle()
-            paid += run.usd_after_the_end
+            paid += run.usd_after_end
         return paid
 
     def _cost(self, run: Run) -> float | None:
@@ -174,7 +174,7 @@ class Trials:
         reason = outcome.get("stop_reason", "")
         if run.state == records.FAILED:
             trial.failed = " ".join(outcome.get("failure", run.state).split())[: engine.LONGEST_REASON]
-        elif run.state == records.STOPPED and not reason.endswith(AS_WANTED) and not run.metrics():
+        elif run.state == records.STOPPED and not reason.endswith(EXPECTED_STOPS) and not run.metrics():
             trial.failed = f"stopped: {reason}"[: engine.LONGEST_REASON]
         else:
             try:
@@ -197,9 +197,9 @@ class Trials:
         if run.state == records.IN_PROGRESS:
             self.say(f"stopping {run.name}, which was left running")
             run.stop("its tuning was interrupted")
-        to_its_end(lambda: run, say=self.say, interrupted=lambda: None)
+        run_to_completion(lambda: run, say=self.say, interrupted=lambda: None)
         state, reason = run.state, run.outcome().get("stop_reason", "")
-        return run if state == records.COMPLETED or reason.endswith(AS_WANTED) else None
+        return run if state == records.COMPLETED or reason.endswith(EXPECTED_STOPS) else None
 
     def _until(self, steps: int | None) -> Until:
         """Why to stop a trial; "" to let it go on. Its time counts from its first steps; for a script whose steps are not seen while

@@ -10,12 +10,12 @@ from pathlib import Path
 from launcher.config.issues import UserError
 from launcher.record import records
 from launcher.runner.run import Run
-from launcher.runner.to_its_end import to_its_end
+from launcher.runner.run_to_completion import run_to_completion
 from launcher.study.question import Trial
 
 
 @dataclass(frozen=True)
-class UnderWay:
+class RunningTrial:
     """Records the trial in a file beside the table, so that the same command finds it again.
 
     Args:
@@ -72,7 +72,7 @@ class UnderWay:
             return (trial, run) if trial is not None and run.state == records.COMPLETED else None
         if run.state == records.STOPPING:  # by Ctrl-C: it runs again once its hosts are free
             say(f"waiting for {run.name}, which was stopped")
-            to_its_end(lambda: run, say=say, interrupted=lambda: None)
+            run_to_completion(lambda: run, say=say, interrupted=lambda: None)
             return None
         if trial is not None:
             say(f"{run.name}, which was left running, goes on as {trial}")

@@ -170,9 +170,9 @@ def test_a_public_example_becomes_a_config_with_the_same_request(entry, layout, 
         text = IMPORTS + MADE.format(role=ROLE, region=REGION) + text
     Path(layout).write_text(text)
     code = main.main(["import", layout])
-    told = capsys.readouterr()
-    assert code in (0, 2), told.err
-    assert "not read; fill in" not in told.out, told.out
+    reported = capsys.readouterr()
+    assert code in (0, 2), reported.err
+    assert "not read; fill in" not in reported.out, reported.out
     common = {"role": ROLE, "region": REGION, "source": "source"}
     expected = launcher.plan(launcher.from_values({**common, **entry["job"]}), on="aws")
     named_alike = [

@@ -124,8 +124,8 @@ def test_outside_of_awss_own_partition_no_price_is_asked_for(aws_calls):
     """Whose credentials the price list would call wrong."""
     chinese = ["region=cn-north-1", "compute.instance_type=ml.p3.2xlarge"]
     job = launcher.load(ROOT / "configs/kt_food_tag.yaml", chinese)
-    [told] = OnlineChecks(launcher.plan(job, on="aws")).price()
-    assert told.level == "not checked" and "takes no credentials of cn-north-1" in told.found
+    [reported] = OnlineChecks(launcher.plan(job, on="aws")).price()
+    assert reported.level == "not checked" and "takes no credentials of cn-north-1" in reported.found
     assert "GetProducts" not in {operation for _, operation in aws_calls.made}
 
 

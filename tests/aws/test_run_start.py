@@ -14,7 +14,7 @@ import launcher
 from launcher.aws import follow, session, submit, upload
 from launcher.backends.interrupts import deferred, interruptible
 from launcher.record import disk, records
-from launcher.runner.to_its_end import to_its_end
+from launcher.runner.run_to_completion import run_to_completion
 from tests.aws.conftest import REGION, SLEEPS, lost, not_found, replacing, started
 from tests.conftest import wait_until
 
@@ -211,7 +211,7 @@ def test_ctrl_c_in_a_study_ends_an_upload_before_there_is_a_job(plan, monkeypatc
         monkeypatch.setattr(upload, "upload", lambda *_: os.kill(os.getpid(), signal.SIGINT))
         monkeypatch.setattr(submit, "create", lambda plan: pytest.fail("the job was created"))
         with pytest.raises(KeyboardInterrupt):
-            to_its_end(
+            run_to_completion(
                 lambda: launcher.run(plan), say=print, interrupted=lambda: pytest.fail("no run is there to stop")
             )
     finally:

@@ -14,7 +14,7 @@ from launcher.commands import foreground, live
 from launcher.commands.exit_codes import INTERRUPTED
 from launcher.config.issues import mistake
 from launcher.record import records
-from launcher.runner.to_its_end import to_its_end
+from launcher.runner.run_to_completion import run_to_completion
 from tests.aws.conftest import REGION, replacing
 from tests.launcher.test_store import recorded
 
@@ -65,8 +65,8 @@ def test_a_stop_that_is_interrupted_names_the_job_and_leaves_it_in_progress(run,
     refused_by(monkeypatch, interrupted)
     with pytest.raises(KeyboardInterrupt):
         run.stop()
-    told = capsys.readouterr().err
-    assert f"{NAME} was NOT stopped and goes on" in told and f"launcher stop {NAME} tries again" in told
+    reported = capsys.readouterr().err
+    assert f"{NAME} was NOT stopped and goes on" in reported and f"launcher stop {NAME} tries again" in reported
     assert run.state == "InProgress"
 
 
@@ -98,7 +98,7 @@ def studied(run, monkeypatch):
     def follow(**options) -> list[str]:
         said: list[str] = []
         with pytest.raises(KeyboardInterrupt):
-            to_its_end(lambda: run, say=said.append, interrupted=lambda: said.append("stopping"), **options)
+            run_to_completion(lambda: run, say=said.append, interrupted=lambda: said.append("stopping"), **options)
         return said
 
     return follow
@@ -131,7 +131,7 @@ def test_a_limit_that_cannot_stop_the_job_at_first_stops_it_later_and_that_is_sa
 
     monkeypatch.setattr("launcher.runner.run.Run.stop", stop)
     said: list[str] = []
-    ended = to_its_end(lambda: run, say=said.append, interrupted=lambda: None, until=lambda _: "long enough")
+    ended = run_to_completion(lambda: run, say=said.append, interrupted=lambda: None, until=lambda _: "long enough")
     assert ended is run and asked == 3 * ["long enough"] and len(said) == 1
 
 
@@ -148,7 +148,7 @@ def test_ctrl_c_while_a_limit_cannot_stop_the_job_tries_once_more(run, monkeypat
     monkeypatch.setattr("launcher.runner.run.Run.stop", stop)
     said: list[str] = []
     with pytest.raises(KeyboardInterrupt):
-        to_its_end(
+        run_to_completion(
             lambda: run, say=said.append, interrupted=lambda: said.append("stopping"), until=lambda _: "long enough"
         )
     assert asked == ["long enough", "long enough", "Ctrl-C"] and "stopping" in said
@@ -156,10 +156,10 @@ def test_ctrl_c_while_a_limit_cannot_stop_the_job_tries_once_more(run, monkeypat
 
 def test_a_limit_that_cannot_stop_the_job_is_reported_once(run, monkeypatch):
     refused_by(monkeypatch, expired)
-    monkeypatch.setattr("launcher.runner.to_its_end.STOP_AGAIN", -1.0)
+    monkeypatch.setattr("launcher.runner.run_to_completion.STOP_AGAIN", -1.0)
     said: list[str] = []
     with pytest.raises(launcher.UserError, match=f"{NAME} was NOT stopped and goes on"):
-        to_its_end(lambda: run, say=said.append, interrupted=lambda: None, until=lambda _: "long enough")
+        run_to_completion(lambda: run, say=said.append, interrupted=lambda: None, until=lambda _: "long enough")
     assert said == []
 
 

@@ -19,7 +19,7 @@ from launcher.aws import checkpoint_prefix, follow
 from launcher.commands import main
 from launcher.record.metric_lines import parse_line
 from launcher.record.records import write_json
-from launcher.study.engine import tell_the_price
+from launcher.study.engine import report_price
 from tests.aws.conftest import BUCKET, REGION, SLEEPS, TRAINS, described, is_ready, started
 from tests.conftest import wait_until
 from tests.launcher.test_replay import COUNTS
@@ -287,7 +287,7 @@ def test_two_jobs_under_way_do_not_share_a_prefix_for_their_checkpoints(sagemake
         assert len(found) == refused
         assert not refused or f"{first.name} is under way and keeps its checkpoints under {given}" in found[0]
     small = sagemaker_job(SLEEPS, checkpoints=prefix)
-    tell_the_price([small], "aws", None, lambda line: None)  # of a study, whose trials have prefixes of their own
+    report_price([small], "aws", None, lambda line: None)  # of a study, whose trials have prefixes of their own
     with monkeypatch.context() as fewer:
         fewer.setattr(checkpoint_prefix, "MAX_JOBS", 0)
         plan = launcher.check(launcher.plan(small, on="aws"))

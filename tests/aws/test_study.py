@@ -43,17 +43,17 @@ def config(tmp_path, emulator) -> Path:
     return file
 
 
-def test_the_price_of_trials_on_unlike_hosts_is_told_and_refused_before_the_first(config, capsys):
+def test_the_price_of_trials_on_unlike_hosts_is_reported_and_refused_before_the_first(config, capsys):
     words = ["study", "preprocessing", str(config), "--pipelines", "cpu,remote", "--on", "aws", "--max-cost", "5"]
     assert main.main(words) == 2
-    told = capsys.readouterr()
+    reported = capsys.readouterr()
     assert (
         "1 trial with 2 instance groups:\n"
         "  gpus trains: 1 host of ml.g5.xlarge (algo-1); at most $1.46, at $1.41 an hour\n"
         "  cpus preprocesses: 1 host of ml.c6i.4xlarge (algo-2); at most $0.93, at $0.90 an hour\n"
         "3 trials: at most $5.30 in all; the most expensive at most $2.39"
-    ) in told.out
-    assert "at most $5.30 in all" in told.err and launcher.runs() == []
+    ) in reported.out
+    assert "at most $5.30 in all" in reported.err and launcher.runs() == []
 
 
 @contextlib.contextmanager
@@ -68,8 +68,8 @@ def test_hosts_that_the_account_may_not_have_are_found_before_the_first_trial(co
     words = ["study", "preprocessing", str(config), "--pipelines", "cpu,remote", "--on", "aws", "--max-cost", "50"]
     with at_most(emulator, 0, "ml.c6i.4xlarge"):
         assert main.main(words) == 2
-    told = capsys.readouterr()
-    assert "quota" in told.err and "ml.c6i.4xlarge" in told.err and launcher.runs() == []
+    reported = capsys.readouterr()
+    assert "quota" in reported.err and "ml.c6i.4xlarge" in reported.err and launcher.runs() == []
 
 
 def test_the_largest_size_of_a_scaling_study_is_checked_before_the_smallest_is_paid_for(config, emulator, capsys):
@@ -87,25 +87,25 @@ def test_the_largest_size_of_a_scaling_study_is_checked_before_the_smallest_is_p
     ]
     with at_most(emulator, 1, "ml.g5.xlarge"):
         assert main.main(words) == 2
-    told = capsys.readouterr()
-    assert "quota" in told.err and "ml.g5.xlarge" in told.err and launcher.runs() == []
+    reported = capsys.readouterr()
+    assert "quota" in reported.err and "ml.g5.xlarge" in reported.err and launcher.runs() == []
 
 
 def test_what_is_doubtful_of_its_plans_is_said_once_before_the_first_trial(config, capsys):
     words = ["study", "preprocessing", str(config), "--pipelines", "cpu,remote", "--on", "aws", "--max-cost", "5"]
     assert main.main([*words, "compute.instance_type=ml.g5.12xlarge"]) == 2
-    told = capsys.readouterr()
-    assert told.out.count("one process uses one of its 4 GPUs") == 1 and launcher.runs() == []
+    reported = capsys.readouterr()
+    assert reported.out.count("one process uses one of its 4 GPUs") == 1 and launcher.runs() == []
 
 
 def test_a_price_that_the_list_lacks_is_named(config, capsys):
     words = ["study", "preprocessing", str(config), "--pipelines", "cpu,remote", "--on", "aws", "--max-cost", "5"]
     words += ["study.serving_groups=[{name: cpus, instance_type: ml.c6i.8xlarge, instance_count: 1}]"]
     assert main.main(words) == 2
-    told = capsys.readouterr()
-    assert "cpus preprocesses: 1 host of ml.c6i.8xlarge (algo-2); price not known" in told.out
-    assert "1 of 3 trials, each: price not known for ml.c6i.8xlarge" in told.out
-    assert "price not known for ml.c6i.8xlarge" in told.err and launcher.runs() == []
+    reported = capsys.readouterr()
+    assert "cpus preprocesses: 1 host of ml.c6i.8xlarge (algo-2); price not known" in reported.out
+    assert "1 of 3 trials, each: price not known for ml.c6i.8xlarge" in reported.out
+    assert "price not known for ml.c6i.8xlarge" in reported.err and launcher.runs() == []
 
 
 @pytest.mark.slow

@@ -37,13 +37,13 @@ def config(tmp_path) -> Path:
     return file
 
 
-def test_the_price_is_told_first_and_one_that_pays_for_no_change_is_refused(config, capsys):
+def test_the_price_is_reported_first_and_one_that_pays_for_no_change_is_refused(config, capsys):
     """A trial takes its 45 s, 15 minutes at most for its start and two to stop: 1065 s at $0.23 an hour."""
     words = ["tune", str(config), "--on", "aws", "--minutes", "3", "--trials", "4"]
     assert main.main([*words, "--max-cost", "0.2"]) == 2
-    told = capsys.readouterr()
-    assert "4 trials: at most $0.27 in all; each at most $0.0680" in told.out, told.out
-    assert "one change takes 4 trials of at most $0.0680 each" in told.err and "at least $0.28" in told.err
+    reported = capsys.readouterr()
+    assert "4 trials: at most $0.27 in all; each at most $0.0680" in reported.out, reported.out
+    assert "one change takes 4 trials of at most $0.0680 each" in reported.err and "at least $0.28" in reported.err
     assert launcher.runs() == []
 
 

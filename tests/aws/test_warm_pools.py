@@ -34,7 +34,7 @@ def updates(calls) -> int:
 def test_a_stopped_job_says_that_its_hosts_stay_and_a_second_stop_ends_them(sagemaker_job, aws_calls, capsys):
     run = started(sagemaker_job(SLEEPS, compute={**SIX_HOURS, "instance_count": 2}))
     wait_until(lambda: is_ready(run), 60, "the script's line")
-    assert run.still_costs == "", "as long as it runs"
+    assert run.remaining_costs == "", "as long as it runs"
     said = typed(capsys, "stop", run.name)
     stays = re.search(
         r"2 hosts stay until (\d\d:\d\d) UTC, at most \$(\S+) more; to end that: launcher stop (\S+)\n", said
@@ -45,13 +45,13 @@ def test_a_stopped_job_says_that_its_hosts_stay_and_a_second_stop_ends_them(sage
     assert stays[1] == f"{until:%H:%M}" and stays[3] == run.name
     assert float(stays[2]) == pytest.approx(6 * 2 * 0.23, abs=0.02)
     assert updates(aws_calls) == 0, "a similar job may be about to take them"
-    assert f"\n  warm pool   {run.still_costs}\n" in typed(capsys, "show", run.name)
+    assert f"\n  warm pool   {run.remaining_costs}\n" in typed(capsys, "show", run.name)
 
     ended = typed(capsys, "stop", run.name)
     assert re.fullmatch(rf"ended the warm pool of {run.name}: 2 hosts stayed for \S+( \S+)+, about \$\S+\n", ended)
     assert updates(aws_calls) == 1
     assert described(run.name)["WarmPoolStatus"]["Status"] == "Terminated"
-    assert run.still_costs == ""
+    assert run.remaining_costs == ""
     assert typed(capsys, "stop", run.name) == f"{run.name} is over: Stopped\n"
     assert updates(aws_calls) == 1
     assert "\n  warm pool   cost $" in typed(capsys, "show", run.name)
@@ -65,14 +65,14 @@ def test_a_stopped_job_says_that_its_hosts_stay_and_a_second_stop_ends_them(sage
 def test_the_bill_of_a_warm_pool_is_asked_for_until_its_hosts_are_gone(sagemaker_job, aws_calls, capsys):
     run = started(sagemaker_job("print('done')", compute={"keep_alive_minutes": 60}))
     assert run.wait(120) == "Completed"
-    assert run.usd_after_the_end == pytest.approx(0.23), "an hour, as long as nobody knows better"
+    assert run.usd_after_end == pytest.approx(0.23), "an hour, as long as nobody knows better"
     assert "warm_pool_usd" not in run.outcome()
     typed(capsys, "show", run.name)
     assert "warm_pool_usd" not in run.outcome(), "they are still there"
     client = boto3.client("sagemaker", region_name=REGION)
     client.update_training_job(TrainingJobName=run.name, ResourceConfig={"KeepAlivePeriodInSeconds": 0})
     shown = json.loads(typed(capsys, "show", run.name, "--json"))
-    assert 0 < run.usd_after_the_end == run.outcome()["warm_pool_usd"] < 0.23
+    assert 0 < run.usd_after_end == run.outcome()["warm_pool_usd"] < 0.23
     assert shown["spent_usd"] == run.cost
     asked = len(aws_calls.made)
     typed(capsys, "show", run.name)
@@ -140,7 +140,7 @@ def test_a_failed_jobs_hosts_stay_until_aws_lets_them_go(sagemaker_job, aws_call
     )
     with pytest.raises(launcher.UserError, match="not authorized to perform: UpdateTrainingJob"):
         run.release()
-    assert run.still_costs, "it was not ended"
+    assert run.remaining_costs, "it was not ended"
     assert run.release().startswith(f"ended the warm pool of {run.name}: 1 host stayed for ")
 
 
@@ -225,13 +225,13 @@ def test_a_run_whose_hosts_are_still_billed_is_not_removed(store, monkeypatch, c
     folder = over(store, {"Status": "Available"})
     folder.outcome.write_text(json.dumps({"state": "Completed"}))
     asked = main.main([*words, "--yes"])
-    told = capsys.readouterr()
+    reported = capsys.readouterr()
     assert folder.path.is_dir()
     if words[0] == "rm":
         assert (
             asked == 2
-            and f"launcher stop {folder.name}, then remove it" in told.err
-            and "2 hosts stay until" in told.err
+            and f"launcher stop {folder.name}, then remove it" in reported.err
+            and "2 hosts stay until" in reported.err
         )
     else:
-        assert asked == 0 and "1 in use" in told.out
+        assert asked == 0 and "1 in use" in reported.out

@@ -16,7 +16,7 @@ from launcher.study.scaling_model import ScalingModel
 
 GPUS = (8, 32, 64, 128, 256, 512, 1024)
 
-GPUS_A_HOST = 8
+GPUS_PER_HOST = 8
 """Of an ml.p4d.24xlarge."""
 
 
@@ -81,7 +81,7 @@ ASSUMPTIONS = (
 )
 
 
-def model(an_image: Assumption, backward: float) -> ScalingModel:
+def model(compute_seconds_per_image: Assumption, backward: float) -> ScalingModel:
     """The step of one GPU among many. Only exchange between hosts counts as such; that within a host counts as computing.
 
     Args:
@@ -90,9 +90,9 @@ def model(an_image: Assumption, backward: float) -> ScalingModel:
     return ScalingModel(
         gradient_bytes=4 * PARAMETERS.value,
         fixed=0.0,
-        an_image=an_image.value,
-        input_an_image=0.0,
-        seconds_a_byte=1 / BANDWIDTH.value,
+        compute_seconds_per_image=compute_seconds_per_image.value,
+        input_seconds_per_image=0.0,
+        seconds_per_byte=1 / BANDWIDTH.value,
         latency=LATENCY.value,
         backward=backward,
     )
@@ -124,11 +124,11 @@ def steps() -> Table:
     ]
     head += ["resized, GB/s", "FSx, TiB"]
     rows = []
-    for name, an_image, backward in (("online", ONLINE, 18.4 / 151), ("cached", CACHED, 2 / 3)):
-        made = model(an_image, backward)
+    for name, compute_seconds_per_image, backward in (("online", ONLINE, 18.4 / 151), ("cached", CACHED, 2 / 3)):
+        made = model(compute_seconds_per_image, backward)
         first = made.step(1, BATCH.value).seconds
         for gpus in GPUS:
-            step = made.step(gpus // GPUS_A_HOST, BATCH.value)
+            step = made.step(gpus // GPUS_PER_HOST, BATCH.value)
             rate = gpus * BATCH.value / step.seconds
             read, small = rate * PHOTOGRAPH.value, rate * RESIZED.value
             rows.append(

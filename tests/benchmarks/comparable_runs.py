@@ -23,7 +23,7 @@ from planted_bottlenecks import base, train
 from planted_cases import HEAVY, Case, photographs
 
 from launcher.insight.comparison import Comparison
-from launcher.insight.control import MOST_CORRECTED
+from launcher.insight.control import MAX_CORRECTED
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.findings import NOTICEABLE
 from launcher.insight.measurements import read
@@ -46,7 +46,7 @@ while True:
     time.sleep(0.05 * (1 - {share}))
 """
 
-BANDS = (1.0, 1 + NOTICEABLE, MOST_CORRECTED, 2.5, math.inf)
+BANDS = (1.0, 1 + NOTICEABLE, MAX_CORRECTED, 2.5, math.inf)
 """Ratio by which a control's time changed, either way."""
 
 
@@ -82,11 +82,16 @@ def row(low: float, high: float, comparisons: Sequence[Comparison]) -> list[str]
         return [f"{low:.2f} to {high:.2f}", "0", *"-" * 5]
     raw = [abs(math.log(measured.value)) for measured, _, _ in chosen]
     left = [abs(math.log(measured.value * times)) for measured, times, _ in chosen]
-    told = [speedup for *_, speedup in chosen if speedup is not None]
-    held = sum(speedup.low <= 1 <= speedup.high for speedup in told)
+    reported = [speedup for *_, speedup in chosen if speedup is not None]
+    held = sum(speedup.low <= 1 <= speedup.high for speedup in reported)
     figures = (statistics.median(raw), max(raw), statistics.median(left), max(left))
     shown = [f"{math.exp(figure):.2f}" for figure in figures]
-    return [f"{low:.2f} to {high:.2f}", str(len(chosen)), *shown, f"{held} of {len(told)}" if told else "refused"]
+    return [
+        f"{low:.2f} to {high:.2f}",
+        str(len(chosen)),
+        *shown,
+        f"{held} of {len(reported)}" if reported else "refused",
+    ]
 
 
 def main() -> None:

@@ -56,13 +56,13 @@ def plain(files: list[str], size: int, *, batch: int = 32, threads: int = 1, fan
 
 def cost(root: Path, images: int, rounds: int) -> str:
     """CPU time per image."""
-    ways = {
+    contestants = {
         PLAIN: Contestant(by_dali, root),
         SMOOTH: Contestant(by_dali, root, fancy=True),
         KIT: Contestant(ours, root, 1, preprocessing="dali"),
         FAST: Contestant(ours, root, 1),
     }
-    found = measure(ways, images, rounds)
+    found = measure(contestants, images, rounds)
     rows = [("", "CPU ms an image", f"x {PLAIN}", f"x {SMOOTH}")]
     for name, seconds in found.items():
         rows.append((name, f"{1000 * median_of(seconds):.3f}", *(versus(seconds, found[other]) for other in (PLAIN, SMOOTH))))  # fmt: skip

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from engine import ALONE, machine, table
 
-PARTS, WARM_UP, SAMPLES_A_SHARD = 10, 2, 1000
+PARTS, WARM_UP, SAMPLES_PER_SHARD = 10, 2, 1000
 
 NONE = "no workers"
 
@@ -38,7 +38,7 @@ def write_shards(root: Path, shards: int) -> None:
 
     root.mkdir()
     with tarfile.open(root / "00000.tar", "w") as tar:
-        for number in range(SAMPLES_A_SHARD):
+        for number in range(SAMPLES_PER_SHARD):
             Image.new("RGB", (16, 16), (number % 256, number // 4, 99)).save(file := io.BytesIO(), "JPEG")
             for ending, content in (("jpg", file.getvalue()), ("cls", b"%d" % (number % 10))):
                 member = tarfile.TarInfo(f"{number:04}.{ending}")
@@ -62,14 +62,14 @@ def load(root: Path, kind: str, parts: int, passes: float, **values) -> None:
     loaders = open_loaders(
         open_data(root, root, chosen, 3), chosen, ALONE, batch_size_per_device=chosen.global_batch_size
     )
-    process, made, batches_a_part = psutil.Process(), 0, max(1, int(len(loaders.train_batches) * passes / parts))
+    process, made, batches_per_part = psutil.Process(), 0, max(1, int(len(loaders.train_batches) * passes / parts))
     epoch = 0
-    while made < parts * batches_a_part:
+    while made < parts * batches_per_part:
         epoch += 1
         loaders.train_batches.start(epoch)
         for _ in loaders.train:
             made += 1
-            if made % batches_a_part == 0 and made <= parts * batches_a_part:
+            if made % batches_per_part == 0 and made <= parts * batches_per_part:
                 own = sum(own_memory(each.pid) for each in (process, *process.children(recursive=True)))
                 print(f"{own / 1e6:.1f}", flush=True)
 
@@ -100,7 +100,7 @@ def main() -> None:
         from photographs import SMALL, write_images
 
         write_images(Path(folder) / "folder", SMALL, 64, asked.images)
-        write_shards(Path(folder) / "shards", asked.samples // SAMPLES_A_SHARD)
+        write_shards(Path(folder) / "shards", asked.samples // SAMPLES_PER_SHARD)
         what = {"folder": f"{asked.images:,} images, {PARTS} epochs", "shards": f"{asked.samples:,} samples"}
         for source, kind in (CASES[name] for name in asked.only):
             command = [sys.executable, __file__, "--case", str(Path(folder) / source), kind, source]

@@ -52,6 +52,6 @@ def some_of(root: Path, count: int) -> Path:
     return folder.parent
 
 
-def bits_a_pixel(root: Path, size: tuple[int, int]) -> float:
+def bits_per_pixel(root: Path, size: tuple[int, int]) -> float:
     """Of a channel's files, on average."""
     return 8 * statistics.mean(file.stat().st_size for file in root.rglob("*.jpg")) / (size[0] * size[1])

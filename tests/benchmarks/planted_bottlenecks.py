@@ -292,9 +292,9 @@ def main() -> None:
                 failed = Row(case.kind, case.form, "failed")
                 rows.append(failed.cells[:4] + ["-"] * 6 if options.others else failed)
             print("  ".join(_cells(rows[-1])), flush=True)
-    told = [cell for tool in other_diagnosers.ACCEPTED for cell in (tool, "right")] if options.others else GAINED
+    reported = [cell for tool in other_diagnosers.ACCEPTED for cell in (tool, "right")] if options.others else GAINED
     print()
-    print(Table(["planted", "form", "finding", "right", *told], [_cells(one) for one in rows]))
+    print(Table(["planted", "form", "finding", "right", *reported], [_cells(one) for one in rows]))
     if not options.others:
         print(summary([one for one in rows if isinstance(one, Row)], busy=options.busy > 0))
         return

@@ -51,8 +51,8 @@ class Row:
         if self.gain is None or self.obtained is None:
             return [*cells, "-", "-", "-"]
         held = inside(self.gain, self.obtained) if self.comparable else None
-        told = f"{self.obtained}{'' if self.comparable else ' (not comparable)'}"
-        return [*cells, self.gain.said, told, "-" if held is None else "yes" if held else "no"]
+        reported = f"{self.obtained}{'' if self.comparable else ' (not comparable)'}"
+        return [*cells, self.gain.said, reported, "-" if held is None else "yes" if held else "no"]
 
 
 def first_finding(diagnosis: Diagnosis, *, outside: bool = False) -> Finding | None:

@@ -34,7 +34,7 @@ import numpy as np
 import psutil
 import torch
 from engine import ALONE, machine, progress, ratio, table
-from photographs import LARGE, NAMES, PHOTOGRAPHS, QUALITY, SMALL, bits_a_pixel, some_of, write_images
+from photographs import LARGE, NAMES, PHOTOGRAPHS, QUALITY, SMALL, bits_per_pixel, some_of, write_images
 from PIL import Image
 from torch.utils.data import DataLoader
 from training.data.augmentation import Augmentation, random_box
@@ -54,21 +54,21 @@ BARE, CUT = "bare decoding", "bare decoding, crop, resize"
 DALI, SMOOTH = "DALI on the CPU", "the same, smooth chroma"
 SPDL, FFCV, LOADER = "SPDL", "FFCV", "cpu, a loader process"
 
-AHEAD = 6
+PREFETCHED = 6
 """Batches taken before the wall clock starts: more than any of the pipelines prefetches."""
 
 PARTS = ("small", "small-wall", "small-load", "small-composed", "large", "large-wall", "normalisation", "fidelity")
 
 FORKED = multiprocessing.get_context("fork")
 
-Way = Iterator[int]
+BatchSizes = Iterator[int]
 """Each `next` makes one batch, and returns its number of images."""
 
 
-# -- ways --------------------------------------------------------------------------------------------------------------
+# -- what is compared ------------------------------------------------------------------------------------------------
 
 
-def ours(root: Path, workers: int = 0, kind: str = "auto", load: int = 0, **values) -> Way:
+def ours(root: Path, workers: int = 0, kind: str = "auto", load: int = 0, **values) -> BatchSizes:
     chosen = LabelledImageSettings(
         image_size=SIZE,
         global_batch_size=BATCH,
@@ -88,7 +88,7 @@ def ours(root: Path, workers: int = 0, kind: str = "auto", load: int = 0, **valu
             yield len(batch.images)
 
 
-def by_torchvision(root: Path, workers: int = 0, load: int = 0, bilinear: bool = False) -> Way:
+def by_torchvision(root: Path, workers: int = 0, load: int = 0, bilinear: bool = False) -> BatchSizes:
     from torchvision import datasets, transforms
 
     how = transforms.InterpolationMode.BILINEAR if bilinear else transforms.InterpolationMode.NEAREST
@@ -104,7 +104,7 @@ def by_torchvision(root: Path, workers: int = 0, load: int = 0, bilinear: bool =
             yield len(images)
 
 
-def bare_decoding(root: Path, cut: bool = False) -> Way:
+def bare_decoding(root: Path, cut: bool = False) -> BatchSizes:
     """Only reads and fully decodes files, with the fast path's decoder; with `cut`, also resizes a random crop."""
     decode, rng = find_decoder()[0], random.Random(0)
     files = sorted(root.rglob("*.jpg"))
@@ -119,7 +119,7 @@ def bare_decoding(root: Path, cut: bool = False) -> Way:
         yield BATCH
 
 
-def by_dali(root: Path, threads: int = 1, fancy: bool = False) -> Way:
+def by_dali(root: Path, threads: int = 1, fancy: bool = False) -> BatchSizes:
     from dali_path import plain
 
     for _ in plain(
@@ -132,7 +132,7 @@ def has_dali() -> bool:
     return importlib.util.find_spec("nvidia") is not None and importlib.util.find_spec("nvidia.dali") is not None
 
 
-def by_spdl(root: Path, threads: int = 1) -> Way:
+def by_spdl(root: Path, threads: int = 1) -> BatchSizes:
     import spdl.io
     from spdl.pipeline import PipelineBuilder
 
@@ -179,7 +179,7 @@ def has_spdl() -> bool:
     return True
 
 
-def by_ffcv(root: Path, threads: int = 1) -> Way:
+def by_ffcv(root: Path, threads: int = 1) -> BatchSizes:
     from ffcv.fields.decoders import RandomResizedCropRGBImageDecoder
     from ffcv.loader import Loader, OrderOption
     from ffcv.transforms import RandomHorizontalFlip, ToTensor, ToTorchImage
@@ -230,7 +230,7 @@ def has_ffcv() -> bool:
 class Contestant:
     """A pipeline in its own process, so that each has its own memory allocator and pays for what it prefetches."""
 
-    def __init__(self, make: Callable[..., Way], *arguments: Any, **named: Any):
+    def __init__(self, make: Callable[..., BatchSizes], *arguments: Any, **named: Any):
         self._pipe, theirs = FORKED.Pipe()
         self._process = FORKED.Process(target=_serve, args=(theirs, lambda: make(*arguments, **named)))
         self._process.start()
@@ -245,18 +245,18 @@ class Contestant:
         self._process.join()
 
 
-def _serve(pipe: Connection, make: Callable[[], Way]) -> None:
-    way = make()
+def _serve(pipe: Connection, make: Callable[[], BatchSizes]) -> None:
+    contestant = make()
     while (asked := pipe.recv()) is not None:
         batches, before = asked
         for _ in range(before):
-            next(way)
+            next(contestant)
         cpu, wall = _computed(), time.perf_counter()
-        made = sum(next(way) for _ in range(batches))
+        made = sum(next(contestant) for _ in range(batches))
         wall = time.perf_counter() - wall
         _rest()
         pipe.send(((_computed() - cpu) / made, wall / made))
-    way.close()
+    contestant.close()
 
 
 def _computed() -> float:
@@ -278,22 +278,24 @@ def _rest() -> None:
             return
 
 
-def measure(ways: Mapping[str, Contestant], images: int, rounds: int, *, wall: bool = False) -> dict[str, list[float]]:
+def measure(
+    contestants: Mapping[str, Contestant], images: int, rounds: int, *, wall: bool = False
+) -> dict[str, list[float]]:
     """Seconds per image of each pipeline in each round; each round starts with another one.
 
     Args:
         images: of each pipeline in a round, a multiple of BATCH.
         wall: by the wall clock, while batches flow. Else CPU time, from rest to rest, over a whole epoch.
     """
-    batches, names, found = images // BATCH, [*ways], {name: [] for name in ways}
-    for way in ways.values():
-        way.measure(batches, 0)
+    batches, names, found = images // BATCH, [*contestants], {name: [] for name in contestants}
+    for contestant in contestants.values():
+        contestant.measure(batches, 0)
     for number in range(rounds):
         for name in names[number % len(names) :] + names[: number % len(names)]:
-            found[name].append(ways[name].measure(batches, AHEAD if wall else 0)[int(wall)])
+            found[name].append(contestants[name].measure(batches, PREFETCHED if wall else 0)[int(wall)])
         progress(f"round {number + 1} of {rounds}")
-    for way in ways.values():
-        way.end()
+    for contestant in contestants.values():
+        contestant.end()
     return found
 
 
@@ -308,7 +310,7 @@ def versus(first: list[float], second: list[float]) -> str:
 
 def cost_of_a_view(root: Path, images: int, rounds: int) -> str:
     """CPU time per image with one worker of each kind: DataLoader's are processes, ours and DALI's threads."""
-    ways = {
+    contestants = {
         OURS: Contestant(ours, root, 1),
         TORCHVISION: Contestant(by_torchvision, root, 1),
         REFERENCE: Contestant(ours, root, 1, preprocessing="cpu_reference"),
@@ -317,12 +319,12 @@ def cost_of_a_view(root: Path, images: int, rounds: int) -> str:
         LOADER: Contestant(ours, root, 1, "loader"),
     }
     if has_spdl():
-        ways[SPDL] = Contestant(by_spdl, root)
+        contestants[SPDL] = Contestant(by_spdl, root)
     if has_ffcv():
-        ways[FFCV] = Contestant(by_ffcv, root)
+        contestants[FFCV] = Contestant(by_ffcv, root)
     if has_dali():
-        ways |= {DALI: Contestant(by_dali, root), SMOOTH: Contestant(by_dali, root, fancy=True)}
-    found = measure(ways, images, rounds)
+        contestants |= {DALI: Contestant(by_dali, root), SMOOTH: Contestant(by_dali, root, fancy=True)}
+    found = measure(contestants, images, rounds)
     rows = [("", "CPU ms an image", "images/s a core", "x cpu's time")]
     for name, seconds in found.items():
         rows.append((name, f"{1000 * median_of(seconds):.3f}", f"{1 / median_of(seconds):.0f}", versus(seconds, found[OURS])))  # fmt: skip
@@ -331,19 +333,19 @@ def cost_of_a_view(root: Path, images: int, rounds: int) -> str:
 
 def speed_of_two(root: Path, images: int, rounds: int) -> str:
     """Images/s by the wall clock, two workers each."""
-    ways = {
+    contestants = {
         "cpu, 2 threads": Contestant(ours, root, 2, "threads"),
         "cpu, 2 processes": Contestant(ours, root, 2, "processes"),
         "cpu, 2 loader processes": Contestant(ours, root, 2, "loader"),
         "torchvision, 2 processes": Contestant(by_torchvision, root, 2),
     }
     if has_dali():
-        ways["DALI on the CPU, 2 threads"] = Contestant(by_dali, root, threads=2)
+        contestants["DALI on the CPU, 2 threads"] = Contestant(by_dali, root, threads=2)
     if has_spdl():
-        ways["SPDL, 2 threads"] = Contestant(by_spdl, root, threads=2)
+        contestants["SPDL, 2 threads"] = Contestant(by_spdl, root, threads=2)
     if has_ffcv():
-        ways["FFCV, 2 threads"] = Contestant(by_ffcv, root, threads=2)
-    found = measure(ways, images, rounds, wall=True)
+        contestants["FFCV, 2 threads"] = Contestant(by_ffcv, root, threads=2)
+    found = measure(contestants, images, rounds, wall=True)
     rows, first = [("", "images/s", "x the first's time")], next(iter(found.values()))
     for name, seconds in found.items():
         rows.append((name, f"{1 / median_of(seconds):.0f}", versus(seconds, first)))
@@ -361,8 +363,8 @@ def cost_of_the_load(
         COMPOSED: lambda load: Contestant(ours, root, 1, load=load, compose_augmentation=True),
     }
     makers = {name: make for name, make in makers.items() if only in (None, name)}
-    ways = {f"{name}, {load}": make(load) for name, make in makers.items() for load in loads}
-    found = measure(ways, images, rounds)
+    contestants = {f"{name}, {load}": make(load) for name, make in makers.items() for load in loads}
+    found = measure(contestants, images, rounds)
     rows = [("CPU ms an image", *(f"load {load}" for load in loads), f"{loads[-1]} / 0")]
     for name in makers:
         seconds = [found[f"{name}, {load}"] for load in loads]
@@ -379,21 +381,21 @@ def cost_of_normalisation(rounds: int) -> str:
     mean, deviation = torch.full((3, 1, 1), 0.45 * 255), torch.full((3, 1, 1), 0.225 * 255)
     one = transforms.Compose([transforms.ToTensor(), transforms.Normalize([0.45] * 3, [0.225] * 3)])
 
-    def image_by_image() -> Way:
+    def image_by_image() -> BatchSizes:
         while True:
             torch.stack([one(image) for _ in range(BATCH)])
             yield BATCH
 
-    def together() -> Way:
+    def together() -> BatchSizes:
         while True:
             batch.float().sub_(mean).div_(deviation)
             yield BATCH
 
-    ways = {
+    contestants = {
         "ToTensor and Normalize an image": Contestant(image_by_image),
         "uint8 batch, normalised once": Contestant(together),
     }
-    found = measure(ways, 4 * BATCH, rounds)
+    found = measure(contestants, 4 * BATCH, rounds)
     return table([("", "CPU ms an image"), *((name, f"{1000 * median_of(times):.3f}") for name, times in found.items())])  # fmt: skip
 
 
@@ -417,7 +419,7 @@ def fidelity(crops: int) -> str:
         ):
             found = []
             for view in range(views):
-                pair = [way.varied(ImageFile(lambda content=content: content, partial(str, name)), size, 3, Augmentation(area, area < 1), random.Random(f"{name}/{view}")) for way in (fast, reference)]  # fmt: skip
+                pair = [contestant.varied(ImageFile(lambda content=content: content, partial(str, name)), size, 3, Augmentation(area, area < 1), random.Random(f"{name}/{view}")) for contestant in (fast, reference)]  # fmt: skip
                 error = np.square(pair[0].astype(float) - pair[1]).mean()
                 found.append(10 * np.log10(255**2 / max(error, 1e-9)))
             cells.append(f"{min(found):.1f}" if views == 1 else f"{min(found):.1f} · {statistics.median(found):.1f}")
@@ -441,7 +443,7 @@ def main() -> None:
             root, images = Path(folder) / name, asked.images if size is SMALL else asked.images // 6
             writer = FORKED.Process(target=write_images, args=(root, size, different, count))
             writer.start(), writer.join()
-            title = f"\n{size[0]} x {size[1]} -> {SIZE}, {bits_a_pixel(root, size):.2f} bits a pixel"
+            title = f"\n{size[0]} x {size[1]} -> {SIZE}, {bits_per_pixel(root, size):.2f} bits a pixel"
             if name in asked.only:
                 print(f"{title}\n\n{cost_of_a_view(some_of(root, images), images, asked.rounds)}", flush=True)
             if f"{name}-wall" in asked.only:

@@ -117,7 +117,7 @@ def main() -> None:
         if options.week:
             week = link_a_week(folder, Path(temporary) / "week/profiler-output")
             run = measured(READ, week)
-            print(f"\na week of 4 such hosts: {run['seconds']:.1f} s, peak {run['mib']:.0f} MiB; {run['told']}")
+            print(f"\na week of 4 such hosts: {run['seconds']:.1f} s, peak {run['mib']:.0f} MiB; {run['reported']}")
         shutil.rmtree(folder)
 
 

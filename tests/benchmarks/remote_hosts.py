@@ -35,7 +35,7 @@ TRAINERS, SERVER = ("127.0.0.1", "127.0.0.3"), "127.0.0.2"
 
 BATCH = 64
 
-AHEAD = 8
+PREFETCHED = 8
 """Batches taken before a clock starts: more than are in flight to this one trainer."""
 
 START_SECONDS = 150.0
@@ -191,7 +191,7 @@ def trainer(pipe: Connection, host: str, port: int, data: Path, size: int) -> No
             kind, count = question[:2]
             if kind == "flow":
                 batches = batches or iter(Stream(pool, endless(len(opened.images))))
-                for _ in range(AHEAD):
+                for _ in range(PREFETCHED):
                     next(batches)
                 pipe.send(_flow(batches, count, process.pid, server))
             elif kind == "epoch":

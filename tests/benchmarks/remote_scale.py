@@ -15,7 +15,7 @@ from engine import table
 from remote_hosts import START_SECONDS, TRAINER_CORE, TRAINERS, Child
 from training.servers.groups import Groups
 from training.servers.parts import PART
-from training.servers.pool import MOST_BYTES, QUEUED, look_seconds
+from training.servers.pool import MAX_BYTES, QUEUED, look_seconds
 from training.servers.ray_node import connected, node
 
 HOSTS, GPUS, SERVERS = 128, 8, 512
@@ -121,7 +121,7 @@ def reckoned(few: Head, many: Head, *, server_ms: float, trainer_ms: float, host
     images = SERVERS * THREADS * 1000 / server_ms
     looks = processes / look_seconds(processes)
     call = _at(few.call_ms, many.call_ms)
-    window = min(MOST_BYTES / 1e6, asked[0] * (THREADS + QUEUED) * PART * kilobytes / 1000)
+    window = min(MAX_BYTES / 1e6, asked[0] * (THREADS + QUEUED) * PART * kilobytes / 1000)
     connections = asked[0] * max(0.0, (many.memory_mb - few.memory_mb) / (MANY - FEW))
     gigabits = images * kilobytes * 8 / 1e6
     rows = [("", "reckoned", "from")]
@@ -141,7 +141,7 @@ def reckoned(few: Head, many: Head, *, server_ms: float, trainer_ms: float, host
         (
             "MB of a training process for batches",
             f"{window:,.0f}",
-            f"{asked[0]} servers kept busy; {MOST_BYTES / 1e6:,.0f} at most",
+            f"{asked[0]} servers kept busy; {MAX_BYTES / 1e6:,.0f} at most",
         ),
         ("MB of a training process for connections", f"{connections:,.0f}", f"{FEW} and {MANY} servers"),
         (

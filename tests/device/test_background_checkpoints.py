@@ -49,7 +49,7 @@ def test_a_required_one_is_on_the_disk_when_it_returns(world, tmp_path):
     assert [place.name for place in (tmp_path / "kept").iterdir()] == ["step-00000003"]
 
 
-def test_a_disk_that_fails_is_told_with_the_next_one_and_with_a_required_one_at_once(world, tmp_path, monkeypatch):
+def test_a_disk_that_fails_is_reported_with_the_next_one_and_with_a_required_one_at_once(world, tmp_path, monkeypatch):
     said: list[str] = []
     kept = Checkpoints(tmp_path / "kept", world, say=said.append)
 

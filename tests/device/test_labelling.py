@@ -39,10 +39,10 @@ def _assert_counted(folder: Path) -> None:
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     [about] = [line for line in lines if line["kind"] == "arithmetic"]
     windows = [line["extra"] for line in lines if line["kind"] == "steps"]
-    assert windows and about["teacher_gflop_an_image"][0] > 0
+    assert windows and about["teacher_gflop_per_image"][0] > 0
     for one in windows:
         each = one["tflops"] * 1000 / one["images_per_second"]
-        assert each == pytest.approx(sum(about["teacher_gflop_an_image"]), rel=1e-4)
+        assert each == pytest.approx(sum(about["teacher_gflop_per_image"]), rel=1e-4)
 
 
 @pytest.mark.parametrize(("precision", "features"), [("fp16", "pooled"), ("int4", None)])

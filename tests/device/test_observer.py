@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from launcher_observer import step_clock, torch_hooks
-from launcher_observer.made_things import MadeThings
+from launcher_observer.created_objects import CreatedObjects
 from launcher_observer.setups import Setups
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -113,7 +113,7 @@ def test_the_same_weights_with_and_without(gpu, tmp_path, request):
 def test_what_follows_the_training_takes_no_more_events_the_longer_it_lasts(gpu, observed, monkeypatch, loads):
     """On a device that is behind, where no event has passed as soon as it is recorded."""
     monkeypatch.setattr(stand_in.module.Event, "query", lambda event: time.perf_counter() - event._at > 0.002)
-    monkeypatch.setattr(step_clock, "MOST_PARTS", 1000)
+    monkeypatch.setattr(step_clock, "MAX_PARTS", 1000)
     trained(gpu, then=1500, loads=loads)
     observer = torch_hooks.current()
     timer = observer._timer
@@ -128,7 +128,7 @@ def test_what_follows_the_training_takes_no_more_events_the_longer_it_lasts(gpu,
 
 
 def test_a_model_whose_first_weights_are_offloaded_trains_on_the_gpu_all_the_same(gpu):
-    made = MadeThings(torch, Setups())
+    made = CreatedObjects(torch, Setups())
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).to(gpu))
     made.describe(torch.optim.SGD(model.parameters(), lr=0.1))
     assert made.device is not None and made.device.type == gpu.type
@@ -137,6 +137,6 @@ def test_a_model_whose_first_weights_are_offloaded_trains_on_the_gpu_all_the_sam
 def test_one_whose_weights_all_are_trains_where_memory_was_used(monkeypatch):
     for name, value in (("is_initialized", True), ("max_memory_allocated", 1), ("current_device", 1)):
         monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
-    made = MadeThings(torch, Setups())
+    made = CreatedObjects(torch, Setups())
     made.describe(torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1))
     assert str(made.device) == "cuda:1"

@@ -182,7 +182,7 @@ def test_utilisation_by_hand_where_models_compute_in_several_precisions(monkeypa
     known.window(256, 0, 0.1, 1)
     assert known.overall() == pytest.approx((4 * ideal + 256 * 36e9 / 312e12) / 0.9), "a short window counts less"
     about = known.about()
-    assert about["gflop_an_image"] == [30.0, 6.0] and about["teacher_gflop_an_image"] == [78.0]
+    assert about["gflop_per_image"] == [30.0, 6.0] and about["teacher_gflop_per_image"] == [78.0]
     assert about["peak_tflops"] == {"tf32": 156.0, "bf16": 312.0} and about["why_no_mfu"] == ""
 
 
@@ -267,7 +267,7 @@ def test_a_run_records_what_it_computes_and_of_a_teacher_only_what_it_was_asked(
     done = {line["step"]: line["tflops"] * 1e12 * seconds[line["step"]] / 32 for line in windows}
     assert done == pytest.approx({2: each + teachers, 4: each, 6: each, 8: each}, rel=1e-6)
     assert all("mfu" not in line for line in windows)
-    about = {"gflop_an_image": [each / 1e9], "teacher_gflop_an_image": [teachers / 1e9]}
+    about = {"gflop_per_image": [each / 1e9], "teacher_gflop_per_image": [teachers / 1e9]}
     result = student.result()
     assert result["mfu"] is None
     assert result["arithmetic"] == {**about, "why_no_mfu": "no peak is known for this device (CPU)"}
@@ -280,4 +280,4 @@ def test_a_run_records_what_it_computes_and_of_a_teacher_only_what_it_was_asked(
     assert f"first step after {begun['seconds']:.1f} s: " in str(diagnosis)
     assert "TFLOP/s a process; no MFU: no peak is known for this device (CPU)" in str(diagnosis)
     found = json.loads(json.dumps(diagnosis.to_dict()["utilisation"]))
-    assert found["mfu"] is None and found["tflops"] > 0 and found["gflop_an_image"] == about["gflop_an_image"]
+    assert found["mfu"] is None and found["tflops"] > 0 and found["gflop_per_image"] == about["gflop_per_image"]

@@ -89,7 +89,7 @@ def flipped(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "damage", "told"),
+    ("name", "damage", "reported"),
     [
         ("shared.pt", flipped, "shared.pt: checksum"),
         ("own.pt", flipped, "own.pt: checksum"),
@@ -101,14 +101,14 @@ def flipped(file: Path) -> None:
         ("manifest.json", lambda file: shutil.copy(file.parents[1] / "step-00000001/manifest.json", file), "not of this step"),
     ],
 )  # fmt: skip
-def test_a_damaged_checkpoint_is_passed_over_and_said(checkpoints, tmp_path, said, name, damage, told):
+def test_a_damaged_checkpoint_is_passed_over_and_said(checkpoints, tmp_path, said, name, damage, reported):
     for step in (1, 2):
         checkpoints().save(step, state(step), {"a": torch.zeros(3)})
     damage(tmp_path / "kept/step-00000002" / name)
     assert checkpoints().load().step == 1
     [line] = said
     assert line.startswith("checkpoint step-00000002 is damaged (") and line.endswith("), taking step-00000001")
-    assert told in line
+    assert reported in line
 
 
 def test_where_every_checkpoint_is_damaged_the_run_starts_anew_and_says_so(checkpoints, tmp_path, said):

@@ -286,7 +286,7 @@ def test_without_the_package_the_launcher_says_so_first(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("asked", "processes", "threads", "told"),
+    ("asked", "processes", "threads", "reported"),
     [
         ("auto", 1, 7, r"7 threads \(auto: 8 cores for 1 process, one of them for training itself\)"),
         ("auto", 8, 1, r"1 thread \(auto: 8 cores for 8 processes\)"),
@@ -299,9 +299,9 @@ def test_without_the_package_the_launcher_says_so_first(monkeypatch):
         ),
     ],
 )
-def test_dalis_threads_are_those_of_the_cores_or_as_asked(monkeypatch, asked, processes, threads, told):
+def test_dalis_threads_are_those_of_the_cores_or_as_asked(monkeypatch, asked, processes, threads, reported):
     monkeypatch.setattr(workers, "usable_cores", lambda: 8)
     chosen = workers.choose_threads(
         ClassifierSettings(model="x", preprocessing="dali", num_workers=asked), {"LOCAL_WORLD_SIZE": str(processes)}
     )
-    assert chosen.count == threads and re.match(told, chosen.about)
+    assert chosen.count == threads and re.match(reported, chosen.about)

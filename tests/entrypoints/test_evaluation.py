@@ -34,11 +34,11 @@ def test_accuracies_and_loss_by_hand():
     )
 
 
-@pytest.mark.parametrize(("classes", "told"), [(5, False), (6, True)])
-def test_top_5_is_told_of_more_than_five_classes_only(classes, told):
+@pytest.mark.parametrize(("classes", "reported"), [(5, False), (6, True)])
+def test_top_5_is_told_of_more_than_five_classes_only(classes, reported):
     logits = torch.randn(3, classes)
     found = evaluate(nn.Identity(), of(logits, [0, 1, 2]), ALONE, teacher_logits=logits.split(2))
-    assert ("validation_top5_accuracy" in found) == ("teacher_top5_agreement" in found) == told
+    assert ("validation_top5_accuracy" in found) == ("teacher_top5_agreement" in found) == reported
 
 
 def test_agreement_with_a_teacher_by_hand():

@@ -277,7 +277,7 @@ def test_an_onnx_file_that_computes_something_else_is_not_left(tmp_path, onnxrun
     assert [*tmp_path.iterdir()] == []
 
 
-def test_what_onnx_lacks_is_told_before_training(monkeypatch):
+def test_what_onnx_lacks_is_reported_before_training(monkeypatch):
     onnx_export.require_packages()
     monkeypatch.setattr(onnx_export, "PACKAGES", ("json", "no_such_package"))
     with pytest.raises(
@@ -377,8 +377,8 @@ def test_a_card_needs_a_model(tmp_path):
         model_card.write(tmp_path, FACTS)
 
 
-@pytest.mark.parametrize(("steps", "told"), [(8, {}), (10, {"evaluated_after_steps": 8})])
-def test_figures_of_an_earlier_step_than_the_weights_say_so(monkeypatch, steps, told):
+@pytest.mark.parametrize(("steps", "reported"), [(8, {}), (10, {"evaluated_after_steps": 8})])
+def test_figures_of_an_earlier_step_than_the_weights_say_so(monkeypatch, steps, reported):
     """A run that is stopped leaves at once, with the numbers of its last evaluation."""
     written, results = [], []
     monkeypatch.setattr(delivery, "_write_model", lambda trained, found, *_: written.append(found))
@@ -392,5 +392,7 @@ def test_figures_of_an_earlier_step_than_the_weights_say_so(monkeypatch, steps, 
     )
     data = SimpleNamespace(epoch_images=4)
     delivery.deliver(outcome, [delivery.Trained(state, "small", {})], data, run, image_size=8)
-    assert written == [{"validation_loss": 0.5, **told}]
-    assert {name: results[0][name] for name in told} == told and ("evaluated_after_steps" in results[0]) == bool(told)
+    assert written == [{"validation_loss": 0.5, **reported}]
+    assert {name: results[0][name] for name in reported} == reported and (
+        "evaluated_after_steps" in results[0]
+    ) == bool(reported)

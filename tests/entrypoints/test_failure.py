@@ -45,7 +45,7 @@ def test_before_training_there_is_no_step():
     assert "algo-2, before training, " in describe(raised(ValueError("x")), "0")
 
 
-def test_gpu_memory_is_told_where_a_gpu_is_used(monkeypatch):
+def test_gpu_memory_is_reported_where_a_gpu_is_used(monkeypatch):
     gib = 2**30
     cuda = types.SimpleNamespace(
         is_initialized=lambda: True,

@@ -253,14 +253,14 @@ def test_what_it_cannot_write_is_said_once_and_harms_nobody(fast, tmp_path, capf
     with system_monitor(tmp_path / "out", 0):
         process = monitor_of(tmp_path / "out")
 
-        def told() -> int:
+        def reported() -> int:
             errors.append(capfd.readouterr().err)
             return "".join(errors).count("system monitor: not written")
 
-        wait_until(lambda: told() == 1, what="the error")
+        wait_until(lambda: reported() == 1, what="the error")
         began = process.num_ctx_switches().voluntary
         wait_until(lambda: process.num_ctx_switches().voluntary > began + 5, what="some more samples")
-        assert process.is_running() and told() == 1
+        assert process.is_running() and reported() == 1
 
 
 def test_a_folder_that_cannot_be_made_leaves_the_run_without_system_metrics(tmp_path, capfd):

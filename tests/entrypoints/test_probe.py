@@ -51,12 +51,12 @@ def loaders(workers: int, kind: str = "processes"):
 
 
 @pytest.mark.parametrize(("workers", "kind"), [(0, "processes"), (2, "processes"), (2, "threads")])
-def test_the_input_side_alone_is_told_with_the_work_of_its_workers(workers, kind):
+def test_the_input_side_alone_is_reported_with_the_work_of_its_workers(workers, kind):
     """The epoch has 6 batches: 5 to warm up and 8 more, which hold the 30 images, are of several epochs."""
     opened, threads = loaders(workers, kind), {*threading.enumerate()}
     found = input_alone(opened, 30, ALONE)
     least = BURNT if not workers else BURNT / 2  # a worker's clock ticks, and it may be ahead by a batch or two
-    assert found["input_cpu_seconds_an_image"] >= least
+    assert found["input_cpu_seconds_per_image"] >= least
     ready = 2 if workers else 1  # half of the batches that count may lie ready where this process got no core
     assert 0 < found["input_images_per_second"] <= max(1, workers) / BURNT * ready * 1.05
     assert found["input_start_seconds"] >= 4 * BURNT
@@ -118,5 +118,10 @@ def test_a_step_tells_the_cpu_seconds_of_its_process_and_workers(kind):
 
 def test_hardware_tells_the_cores_that_the_process_may_use(monkeypatch):
     monkeypatch.setattr(usage, "usable_cores", lambda: 1.5)
-    told = usage.hardware(torch.device("cpu"))
-    assert told["cores"] == 1.5 and told["cpu"] and told["torch"] == torch.__version__ and "gpu" not in told
+    reported = usage.hardware(torch.device("cpu"))
+    assert (
+        reported["cores"] == 1.5
+        and reported["cpu"]
+        and reported["torch"] == torch.__version__
+        and "gpu" not in reported
+    )

@@ -131,7 +131,7 @@ def test_ranks_count_those_of_their_host_where_no_launcher_says_how_many(tmp_pat
     assert [done.stdout for done in run_ranks(tmp_path, code, environments=environments)] == ["2\n", "2\n", "1\n"]
 
 
-def test_two_processes_of_one_rank_are_told(tmp_path):
+def test_two_processes_of_one_rank_are_reported(tmp_path):
     environments = torchrun_environments(2)
     done = run_ranks(
         tmp_path,
@@ -180,7 +180,7 @@ def unreached(monkeypatch, host: str, port: int, capsys) -> tuple[str, str]:
     return capsys.readouterr().out, str(raised.value)
 
 
-def test_a_name_that_is_not_known_is_told(monkeypatch, capsys):
+def test_a_name_that_is_not_known_is_reported(monkeypatch, capsys):
     def unknown(*_, **__):
         raise socket.gaierror(-2, "Name or service not known")
 

@@ -28,5 +28,5 @@ def test_a_metrics_file_that_cannot_be_written_ends_no_training(tmp_path, capsys
     assert [line for line in lines if line.startswith("epoch")] == [
         f"epoch 1/1 step {step}/2 loss 0.5000" for step in (1, 2)
     ]
-    [told] = [line for line in lines if not line.startswith("epoch")]
-    assert told.startswith("metrics.jsonl lacks step 1, and maybe later ones: ") and "Is a directory" in told
+    [reported] = [line for line in lines if not line.startswith("epoch")]
+    assert reported.startswith("metrics.jsonl lacks step 1, and maybe later ones: ") and "Is a directory" in reported

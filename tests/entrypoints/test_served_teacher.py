@@ -191,7 +191,7 @@ def test_without_any_server_logits_are_waited_for_and_then_the_run_fails(channel
 
 def test_logits_that_are_late_are_asked_of_another_server(channels, monkeypatch):
     monkeypatch.setattr(pool_module, "LOST_SECONDS", 60.0)
-    monkeypatch.setattr(served, "LEAST_LATE", 0.2)
+    monkeypatch.setattr(served, "MIN_LATE", 0.2)
     said, teacher = [], Tiny()
     servers = taught_servers(channels, 2, teacher)
     remote = meet(servers, said)

@@ -126,7 +126,7 @@ def quick(monkeypatch):
     """A pool that loses patience within a test's time."""
     for name, value in (
         ("LATE", 3.0),
-        ("LEAST_LATE", 0.2),
+        ("MIN_LATE", 0.2),
         ("LOST_SECONDS", 5.0),
         ("LOOK_SECONDS", 0.2),
     ):
@@ -209,9 +209,9 @@ def test_memory_bounds_the_window(channels, monkeypatch):
     servers = Threads(data(channels).training, found.collate_training, 1)
     asked = pool(servers, found, [])
     [*Stream(asked, draws())]
-    assert asked.window() > pool_module.LEAST_BATCHES
-    monkeypatch.setattr(pool_module, "MOST_BYTES", 3 * 24 * 24 * BATCH)
-    assert asked.window() == pool_module.LEAST_BATCHES
+    assert asked.window() > pool_module.MIN_BATCHES
+    monkeypatch.setattr(pool_module, "MAX_BYTES", 3 * 24 * 24 * BATCH)
+    assert asked.window() == pool_module.MIN_BATCHES
 
 
 def test_a_thousand_processes_look_at_the_head_as_often_in_all_as_250():

@@ -196,7 +196,7 @@ def test_storage_is_waited_for_tens_of_seconds_but_less_than_a_server(monkeypatc
     slept: list[float] = []
     monkeypatch.setattr(threading.Event, "wait", lambda _, seconds: slept.append(seconds))
     with pytest.raises(StorageError):
-        storage.read_patiently(lambda: _raise(errno.EIO), "x")
+        storage.read_with_retries(lambda: _raise(errno.EIO), "x")
     assert slept == sorted(slept) and len(slept) == storage.TRIES - 1 and 40 < sum(slept) < LOST_SECONDS - 10
 
 

@@ -17,7 +17,7 @@ from training.engine.random_state import RandomNumbers
 from training.runtime import metrics
 from training.settings import check
 from training.settings.distillation import DistillationSettings
-from training.settings.students import MOST_STUDENTS
+from training.settings.students import MAX_STUDENTS
 
 from tests.entrypoints.student_runs import KILLED_AT, STUDENTS, alone, channels, curve, lines, run_all, weights
 
@@ -153,7 +153,7 @@ def test_a_probe_measures_the_step_of_all_students(tmp_path, data):
     assert {"teacher_forward", "student_forward"} <= found["phases"].keys()
 
 
-@pytest.mark.parametrize("count", range(1, MOST_STUDENTS + 1))
+@pytest.mark.parametrize("count", range(1, MAX_STUDENTS + 1))
 def test_a_jobs_metrics_stay_within_sagemakers_limits(count):
     names = [f"student_{number:02}" + "x" * 22 for number in range(count)]
     asked = metrics.sagemaker_metrics(names)

@@ -193,7 +193,7 @@ def test_names_are_matched_with_subfolders_in_the_order_of_their_names(tmp_path)
     assert "a: weights.safetensors does not fit test_resnet" in str(error.value), "both are told"
 
 
-def test_all_mistakes_of_all_models_are_told_at_once(tmp_path):
+def test_all_mistakes_of_all_models_are_reported_at_once(tmp_path):
     for name, classes, channels in (("one", CLASSES, 3), ("two", ["x", "y", "z"], 3), ("three", CLASSES, 1)):
         options = {**OPTIONS, "in_chans": channels}
         save(timm_models.build(NAME, options, 3), tmp_path / "channel" / name, options=options, classes=classes)

@@ -90,7 +90,7 @@ def test_a_manifest_that_is_none_is_refused(tmp_path, text):
 
 @pytest.mark.parametrize("top_k", [1, 4, None])
 @pytest.mark.parametrize("precision", ["fp16", "fp32"])
-def test_the_size_is_told_beforehand(tmp_path, top_k, precision):
+def test_the_size_is_reported_beforehand(tmp_path, top_k, precision):
     cache = opened(tmp_path, top_k=top_k, precision=precision, views=2, classes=13)
     for view in (1, 2):
         cache.begin_epoch([view], [0])

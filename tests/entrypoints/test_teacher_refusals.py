@@ -56,7 +56,7 @@ def test_a_published_head_for_other_classes_is_refused(hub):
         load(None, CLASSES[::-1], name="hf-hub:owner/tiny", options=options)
 
 
-def test_published_weights_out_of_reach_are_told_with_the_fix(hub, tmp_path):
+def test_published_weights_out_of_reach_are_reported_with_the_fix(hub, tmp_path):
     for name in ("hf-hub:owner/none", "test_vit.r160_in1k"):
         with pytest.raises(ValueError, match=f"the published weights of {name} cannot be loaded .*channel teacher"):
             load(None, name=name, options={"cache_dir": str(tmp_path / "nothing")})

@@ -26,14 +26,14 @@ from tests.entrypoints.test_loop import run, two_ranks
 STAND_INS = Path(__file__).parent / "stand_ins"
 
 
-def told(folder: Path, rank: int = 0) -> list[dict]:
+def reported(folder: Path, rank: int = 0) -> list[dict]:
     return [json.loads(line) for line in (folder / f"data/timeline-{rank}.jsonl").read_text().splitlines()]
 
 
 def test_a_rank_tells_its_windows_and_pauses_in_order(tmp_path):
     for _ in range(2):  # the second run's file holds nothing of the first
         run(tmp_path / "run", log_every=4, checkpoint_every=8, epochs=3, learning_rate=0.01)
-        found = told(tmp_path / "run")
+        found = reported(tmp_path / "run")
         (tmp_path / "run/checkpoints").rename(tmp_path / f"kept-{len(list(tmp_path.iterdir()))}")
     kinds = [(event["kind"], event.get("step")) for event in found]
     # an epoch has five steps, and each is followed by an evaluation
@@ -65,7 +65,7 @@ def test_a_rank_tells_its_windows_and_pauses_in_order(tmp_path):
 def test_every_rank_leaves_its_own_windows_and_the_seconds_it_waited_for_others(tmp_path):
     two_ranks(tmp_path, tmp_path / "run", epochs=4, log_every=5)
     for rank in range(2):
-        start, *rest = told(tmp_path / "run", rank)
+        start, *rest = reported(tmp_path / "run", rank)
         assert (start["rank"], start["world_size"], start["backend"], start["not_measured"]) == (rank, 2, "gloo", {})
         windows = [event for event in rest if event["kind"] == "steps"]
         assert [window["step"] for window in windows] == [5, 10, 15, 20]
@@ -152,7 +152,7 @@ def test_the_cpu_time_of_worker_processes_is_told_from_the_training_processs_own
     run(tmp_path / "alone", log_every=15)
     run(tmp_path / "workers", log_every=15, num_workers=1, worker_type=kind)
     alone, workers = (
-        next(event["extra"] for event in told(tmp_path / name) if event["kind"] == "steps")
+        next(event["extra"] for event in reported(tmp_path / name) if event["kind"] == "steps")
         for name in ("alone", "workers")
     )
     assert alone["worker_cpu_seconds"] == 0 < workers["worker_cpu_seconds"]

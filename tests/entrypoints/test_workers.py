@@ -86,7 +86,7 @@ def test_auto_takes_what_the_cores_of_this_host_leave_each_process_and_says_why(
 )
 def test_beside_a_gpu_small_images_get_a_few_workers_too(machine, photographs, monkeypatch, milliseconds, world, count):
     machine(8)
-    monkeypatch.setattr(workers, "milliseconds_an_image", lambda *_: milliseconds)
+    monkeypatch.setattr(workers, "milliseconds_per_image", lambda *_: milliseconds)
     assert chosen(world, photographs).count == count
 
 
@@ -203,7 +203,7 @@ def test_a_stop_that_goes_to_the_whole_group_leaves_the_workers_of_the_last_step
     script.write_text(textwrap.dedent(STOPPED.format(entrypoints=str(ROOT / "entrypoints"), clean=clean)))
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, cwd="/")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["told", "batches", "6"]
+    assert done.stdout.split() == ["reported", "batches", "6"]
 
 
 def test_all_processes_have_as_many_workers(tmp_path):
@@ -213,7 +213,7 @@ def test_all_processes_have_as_many_workers(tmp_path):
         from training.settings.scripts import LabelledImageSettings
 
         workers.usable_cores = lambda: 16
-        workers.milliseconds_an_image = lambda *_: [5.0, 0.01][int(os.environ["RANK"])]
+        workers.milliseconds_per_image = lambda *_: [5.0, 0.01][int(os.environ["RANK"])]
         with process_group() as world:
             print(*[f"{(found := workers.choose(LabelledImageSettings(), world, [])).count} {found.about}"])
         """

@@ -157,7 +157,7 @@ def test_a_process_alone_stops_at_once(monkeypatch):
 # --- connections among ranks that are there
 
 
-def test_a_wrong_network_interface_is_told_with_the_cause(tmp_path):
+def test_a_wrong_network_interface_is_reported_with_the_cause(tmp_path):
     done = run_ranks(
         tmp_path,
         "with process_group(): pass",

@@ -13,7 +13,7 @@ from training.data.views import open_data
 from training.engine.probe import RepeatedBatch
 
 from tests.gpu import pictures
-from tests.gpu.bench import Bench, Model, seconds_a_step
+from tests.gpu.bench import Bench, Model, seconds_per_step
 from tests.gpu.input_side import kernel_seconds
 from tests.gpu.outcomes import Result
 from tests.gpu.scripts import has_dali
@@ -43,7 +43,7 @@ def speeds(bench: Bench, result: Result, *, model: str, load: int) -> None:
     engine = bench.engine(alone, open_data(root, root, alone, 3), bench.model(Model(model)), None)
     engine.loaders = replace(engine.loaders, train=RepeatedBatch(engine.loaders.train))
     steps = engine.steps()
-    fastest = seconds_a_step(bench, steps, 5, 10)
+    fastest = seconds_per_step(bench, steps, 5, 10)
     busy = kernel_seconds(bench, steps) if bench.is_gpu else None
     steps.close()
     row = {"model": model, "load": load}
@@ -58,7 +58,7 @@ def speeds(bench: Bench, result: Result, *, model: str, load: int) -> None:
         opened = open_data(root, root, chosen, 3)
         engine.loaders = open_loaders(opened, chosen, bench.world(), batch_size_per_device=sizes.large_batch)
         steps = engine.steps()
-        seconds = seconds_a_step(bench, steps, 5, 10, engine.loaders.crowd)
+        seconds = seconds_per_step(bench, steps, 5, 10, engine.loaders.crowd)
         steps.close()
         baseline = baseline or seconds
         result.rows.append(

@@ -356,7 +356,7 @@ class Bench:
                 yield
 
 
-def seconds_a_step(bench: Bench, steps: Iterator[None], warm_up: int, least: int, crowd: int = 0) -> float:
+def seconds_per_step(bench: Bench, steps: Iterator[None], warm_up: int, least: int, crowd: int = 0) -> float:
     """Mean seconds per step, over the time that a throughput is measured.
 
     Args:

@@ -14,11 +14,11 @@ _TRIAL = 20_000_000
 
 def queue_sleep(milliseconds: float) -> None:
     """Keep the current GPU's current stream busy for about that long; returns at once."""
-    torch.cuda._sleep(int(milliseconds * _cycles_a_millisecond()))
+    torch.cuda._sleep(int(milliseconds * _cycles_per_millisecond()))
 
 
 @cache
-def _cycles_a_millisecond() -> float:
+def _cycles_per_millisecond() -> float:
     torch.cuda._sleep(_TRIAL)  # the first one loads the kernel
     return _TRIAL / device_milliseconds(lambda: torch.cuda._sleep(_TRIAL))
 

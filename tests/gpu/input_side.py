@@ -14,7 +14,7 @@ from training.engine.probe import RepeatedBatch
 from training.measure.operators import summarise
 
 from tests.gpu import pictures
-from tests.gpu.bench import Bench, seconds_a_step
+from tests.gpu.bench import Bench, seconds_per_step
 from tests.gpu.outcomes import Result
 
 PROFILED = 5
@@ -40,16 +40,16 @@ def speeds(bench: Bench, result: Result) -> None:
     fresh = engine.loaders
     engine.loaders = replace(fresh, train=RepeatedBatch(fresh.train))
     steps, images = engine.steps(), sizes.large_batch
-    best = seconds_a_step(bench, steps, 5, 10)
+    best = seconds_per_step(bench, steps, 5, 10)
     busy = kernel_seconds(bench, steps) if bench.is_gpu else None
     steps.close()
     result.rows.append(_row("one batch over and over", 0, best, images, busy, None))
     for kind in ("threads", "processes", "loader"):
         chosen = replace(settings, worker_type=kind)
         engine.loaders = open_loaders(data, chosen, bench.world(), batch_size_per_device=images)
-        alone = images / _seconds_a_batch(engine.loaders, sizes.seconds)
+        alone = images / _seconds_per_batch(engine.loaders, sizes.seconds)
         steps = engine.steps()
-        seconds = seconds_a_step(bench, steps, 5, 10, engine.loaders.crowd)
+        seconds = seconds_per_step(bench, steps, 5, 10, engine.loaders.crowd)
         steps.close()
         result.rows.append(_row(kind, engine.loaders.workers.count, seconds, images, busy, alone))
     result.figures["decoder"] = data.notes[0]
@@ -61,7 +61,7 @@ def speeds(bench: Bench, result: Result) -> None:
     )
 
 
-def _seconds_a_batch(loaders: Loaders, least: float) -> float:
+def _seconds_per_batch(loaders: Loaders, least: float) -> float:
     """Mean seconds to make a batch while nothing else runs.
 
     Args:

@@ -91,11 +91,11 @@ def _cpu() -> str:
 
 
 def _driver() -> str | None:
-    told = _output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"])
-    if told is None and DRIVER.is_file():
+    reported = _output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"])
+    if reported is None and DRIVER.is_file():
         found = re.search(r"Module\D+([\d.]+)", DRIVER.read_text(encoding="ascii", errors="replace"))
-        told = found and found[1]
-    return told
+        reported = found and found[1]
+    return reported
 
 
 def _commit() -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.gpu import ROOT, __main__, outcomes, page, suite
-from tests.gpu.bench import seconds_a_step
+from tests.gpu.bench import seconds_per_step
 from tests.gpu.outcomes import NotChecked, Outcome, Result
 from tests.gpu.suite import Check
 
@@ -178,7 +178,7 @@ def test_rows_of_one_kind_are_one_table_and_rows_without_a_problem_are_left_out(
 @pytest.mark.parametrize(("crowd", "warm", "counted"), [(0, 5, 10), (4, 5, 12), (15, 15, 30)])
 def test_of_what_comes_in_crowds_whole_crowds_are_measured(crowd, warm, counted):
     bench, taken = SimpleNamespace(synchronize=lambda: None, sizes=SimpleNamespace(seconds=0.0)), []
-    seconds_a_step(bench, iter(lambda: taken.append(None), "never"), 5, 10, crowd)
+    seconds_per_step(bench, iter(lambda: taken.append(None), "never"), 5, 10, crowd)
     assert len(taken) == warm + counted
 
 

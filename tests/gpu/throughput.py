@@ -13,7 +13,7 @@ from training.tasks.distillation import Distillation
 from training.tasks.segmentation import Segmentation
 from training.tasks.students import Student
 
-from tests.gpu.bench import Bench, Engine, seconds_a_step
+from tests.gpu.bench import Bench, Engine, seconds_per_step
 from tests.gpu.clocks import device_milliseconds, host_milliseconds
 from tests.gpu.groups import one_rank
 from tests.gpu.outcomes import NotChecked, Result
@@ -65,7 +65,7 @@ def distillation(bench: Bench, result: Result, *, batch: int, mode: str) -> None
         result.rows.append(_measured(bench, engine, batch, mode, "cached"))
     result.expect(cached.cache.misses == computed, "the filled cache holds every record")
     about = engine.run.arithmetic.about()
-    result.expect(len(about.get("gflop_an_image", ())) == 1, f"operations are counted ({about['why_no_mfu']})")
+    result.expect(len(about.get("gflop_per_image", ())) == 1, f"operations are counted ({about['why_no_mfu']})")
     if bench.is_gpu:
         peaks = ", ".join(f"{peak:g} in {name}" for name, peak in about.get("peak_tflops", {}).items())
         result.figures |= {"peak of MFU, TFLOP/s": peaks or about["why_no_mfu"]}
@@ -190,7 +190,7 @@ def _measured(bench: Bench, engine: Engine, batch: int, mode: str, logits: str) 
     first = host_milliseconds(lambda: (next(steps), bench.synchronize()))
     if bench.is_gpu:
         torch.cuda.reset_peak_memory_stats(bench.device)
-    seconds = seconds_a_step(bench, steps, 5, 10)
+    seconds = seconds_per_step(bench, steps, 5, 10)
     steps.close()
     size, arithmetic = engine.run.settings.global_batch_size, engine.run.arithmetic
     done = arithmetic.window(size, size if logits == "online" else 0, seconds, 1)

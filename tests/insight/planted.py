@@ -22,7 +22,7 @@ def plant(
     *,
     phases: Mapping[str, float] | None = None,
     ranks: Mapping[int, Mapping[str, float]] | int = 1,
-    ranks_a_host: int = 8,
+    ranks_per_host: int = 8,
     steps: int = 200,
     log_every: int = 10,
     steps_per_epoch: int = 50,
@@ -30,7 +30,7 @@ def plant(
     noise: float = 0.05,
     cores: int = 8,
     busy: float = 2.0,
-    pegged: int = 0,
+    saturated: int = 0,
     io_wait: float = 0.0,
     usable: float | None = None,
     throttled: float | None = 0.0,
@@ -77,7 +77,7 @@ def plant(
     """
     random = np.random.default_rng(seed)
     differing = ranks if isinstance(ranks, Mapping) else {rank: {} for rank in range(ranks)}
-    hosts_number = -(-len(differing) // ranks_a_host)
+    hosts_number = -(-len(differing) // ranks_per_host)
     timed, stalls, ended = [], [], BEGAN + seconds
     batch = {"global_batch_size": 256, **(settings or {})}["global_batch_size"]
     if phases is not None:
@@ -97,7 +97,7 @@ def plant(
             due = {"checkpoint": checkpoint, "evaluate": evaluate}
             pauses = [(step, kind) for kind, one in due.items() if one for step in range(one[0], steps + 1, one[0])]
             for step, kind in sorted(pauses):
-                place, host = min(int(np.searchsorted(at, step)), len(at) - 1), f"algo-{rank // ranks_a_host + 1}"
+                place, host = min(int(np.searchsorted(at, step)), len(at) - 1), f"algo-{rank // ranks_per_host + 1}"
                 began = max(
                     [times[place], *(stall.began + stall.seconds for stall in stalls[-1:] if stall.rank == rank)]
                 )
@@ -112,7 +112,7 @@ def plant(
             timed.append(
                 Steps(
                     rank=rank,
-                    host=f"algo-{rank // ranks_a_host + 1}",
+                    host=f"algo-{rank // ranks_per_host + 1}",
                     step=at,
                     epoch=epoch,
                     ended=times,
@@ -128,10 +128,10 @@ def plant(
     times = np.arange(BEGAN, ended, interval)
     hosts = {}
     for number in range(hosts_number) if system else ():
-        each = min(ranks_a_host, len(differing))
+        each = min(ranks_per_host, len(differing))
         means = gpus if gpus is not None else [] if gpu is None else [gpu] * each
-        rest = (busy - pegged) / max(cores - pegged, 1) * 100
-        core_means = [100.0] * pegged + [rest] * (cores - pegged)
+        rest = (busy - saturated) / max(cores - saturated, 1) * 100
+        core_means = [100.0] * saturated + [rest] * (cores - saturated)
         waiting = [_series(random, times, io_wait / cores * 100) for _ in range(cores)]  # part of a core's use
         hosts[f"algo-{number + 1}"] = Host(
             name=f"algo-{number + 1}",
@@ -139,7 +139,7 @@ def plant(
                 f"cpu{core}": Series(
                     times,
                     np.full(len(times), 100.0)
-                    if core < pegged
+                    if core < saturated
                     else np.clip(mean * _noisy(random, len(times), 0.1) + waiting[core].values, 0, 100),
                 )
                 for core, mean in enumerate(core_means)
@@ -222,7 +222,7 @@ def serving(
     hosts: int,
     threads: int,
     milliseconds: float,
-    on_the_way: float,
+    in_flight: float,
     receiving: float,
     alone: float = 0.0,
     failures: int = 0,
@@ -239,7 +239,7 @@ def serving(
         images: that the rank trains on in a window.
         hosts, threads: that serve, and of all of them together.
         milliseconds, kilobytes: of an image, in one thread.
-        on_the_way: parts that were asked for and are in no thread: mean number.
+        in_flight: parts that were asked for and are in no thread: mean number.
         receiving: share of the time in which the receiving thread is busy.
         alone: share of the images that the rank makes itself.
         failures, late: of the whole run, in its second half.
@@ -259,7 +259,7 @@ def serving(
         "megabytes": np.full(count, received * kilobytes / 1000),
         "server_seconds": making,
         "teacher_seconds": teacher * making,
-        "waited_seconds": making + on_the_way * seconds * _noisy(random, count, noise),
+        "waited_seconds": making + in_flight * seconds * _noisy(random, count, noise),
         "receiving_seconds": receiving * seconds * _noisy(random, count, noise / 5),
         "failures": failures * once.astype(float),
         "late": late * once.astype(float),

@@ -50,14 +50,14 @@ def test_a_job_beside_busy_programs_is_not_compared_with_itself_nor_is_a_fix_jud
         same = trained("hyperparameters.checkpoint_every=5")
         fixed = trained("hyperparameters.checkpoint_every=50")
         fewer = trained("hyperparameters.checkpoint_every=5", "hyperparameters.num_workers=1")
-    for other, told in (
+    for other, reported in (
         (same, "steps of the same settings, code and input took"),
         (fixed, "steps, which checkpoint_every cannot touch, took"),
     ):
         both = launcher.diagnose(quiet.name, other.name)
         assert both.speedup is None and both.measured.value < 0.7, str(both)
         first = str(both).splitlines()[0]
-        assert first.startswith("not comparable: ") and told in first and "in alternation" in first
+        assert first.startswith("not comparable: ") and reported in first and "in alternation" in first
         assert all(kept.obtained is None for kept in both.kept())
     first = str(launcher.diagnose(quiet.name, fewer.name)).splitlines()[0]
     # how far they drifted depends on what else ran beside the quiet one

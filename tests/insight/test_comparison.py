@@ -87,7 +87,7 @@ def test_phases_are_shown_an_image_where_the_batch_differs():
     assert both.speedup.value == pytest.approx(1, rel=0.02)
 
 
-def test_settings_that_differ_are_told_and_others_are_not():
+def test_settings_that_differ_are_reported_and_others_are_not():
     both = Comparison(run(), run(settings={"precision": "tf32"}))
     assert both.changed() == [("precision", "bf16", "tf32")]
     assert json.dumps(both.to_dict(), allow_nan=False)
@@ -139,8 +139,8 @@ def test_the_picture_of_two_runs_shows_their_phases_and_cores_and_what_was_chang
     comparison = Comparison(before, run(settings={"num_workers": 1}))
     text = comparison.plot(tmp_path / "both.svg").read_text()
     picture = ElementTree.fromstring(text)
-    told = [element.text for element in picture.iter() if element.tag.endswith("}text")]
-    assert "num_workers: 16 before, 1 after" in told and told.count("before") == told.count("after") == 3
+    reported = [element.text for element in picture.iter() if element.tag.endswith("}text")]
+    assert "num_workers: 16 before, 1 after" in reported and reported.count("before") == reported.count("after") == 3
     bars = {title.text for title in picture.iter("{http://www.w3.org/2000/svg}title")}
     assert any(re.fullmatch(r"before, data_wait: 2\.8\d* seconds per 1,000 images", bar) for bar in bars), bars
     assert any(re.fullmatch(r"after, backward: 0\.58\d* seconds per 1,000 images", bar) for bar in bars), bars

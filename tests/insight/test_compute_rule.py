@@ -22,8 +22,8 @@ def finding(kind: str, **planted) -> Finding | None:
     return next((one for one in report(**planted).findings if one.kind == kind), None)
 
 
-def missing(told: Report, what: str) -> str:
-    [reason] = [one.reason for one in told.not_measured if one.what == what]
+def missing(reported: Report, what: str) -> str:
+    [reason] = [one.reason for one in reported.not_measured if one.what == what]
     return reason
 
 
@@ -208,16 +208,16 @@ def test_the_sixteen_bits_are_those_that_the_gpu_has(facts, values):
 
 @pytest.mark.parametrize("facts", [{"compute_capability": 6.1}, {"instance_type": "ml.p2.xlarge"}], ids=str)
 def test_a_gpu_without_tensor_cores_gains_nothing_from_fewer_bits(facts):
-    told = report(settings={"precision": "fp32"}, gpu=90, facts=facts)
-    assert dict(told.not_applicable)["arithmetic in fp32"] == "the GPU has no tensor cores"
-    assert not [one for one in told.findings if one.kind == "fp32_compute"]
+    reported = report(settings={"precision": "fp32"}, gpu=90, facts=facts)
+    assert dict(reported.not_applicable)["arithmetic in fp32"] == "the GPU has no tensor cores"
+    assert not [one for one in reported.findings if one.kind == "fp32_compute"]
 
 
 def test_arithmetic_without_its_precision_or_its_time_is_not_measured():
     what = "arithmetic in fp32"
     assert missing(report(settings={"precision": None}), what) == "the precision of this run is not known"
-    told = report(phases=None, gpu=None, facts={"device": "cuda"}, settings={"precision": "fp32"})
-    assert missing(told, what) == "no step timeline was found"
+    reported = report(phases=None, gpu=None, facts={"device": "cuda"}, settings={"precision": "fp32"})
+    assert missing(reported, what) == "no step timeline was found"
     assert dict(report(gpu=None).not_applicable)[what] == "no GPU"
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from launcher.insight.comparison import Comparison
-from launcher.insight.control import MOST_CORRECTED, OUTSIDE
+from launcher.insight.control import MAX_CORRECTED, OUTSIDE
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.evidence import Evidence
 from launcher.insight.measurements import Measurements, Series
@@ -73,9 +73,13 @@ def test_a_run_under_load_is_not_compared_and_no_fix_is_judged():
     assert first.endswith("run both again on a quiet machine, or in alternation")
     [kept] = both.kept()
     assert kept.obtained is None and "not judged" in str(kept) and "obtained" not in str(kept)
-    told = json.loads(json.dumps(both.to_dict(), allow_nan=False))
-    assert told["speedup"] is None and told["fix_kept"][0]["obtained"] is None and not told["comparable"]["possible"]
-    assert told["measured_speedup"]["value"] == both.measured.value and told["confidence"] == 0.95
+    reported = json.loads(json.dumps(both.to_dict(), allow_nan=False))
+    assert (
+        reported["speedup"] is None
+        and reported["fix_kept"][0]["obtained"] is None
+        and not reported["comparable"]["possible"]
+    )
+    assert reported["measured_speedup"]["value"] == both.measured.value and reported["confidence"] == 0.95
 
 
 @pytest.mark.parametrize("times", [1.25, 1 / 1.25])
@@ -102,7 +106,7 @@ def test_a_drift_within_noise_corrects_nothing_and_widens_the_range():
 def test_a_control_beyond_what_can_be_corrected_is_refused_and_one_below_is_not():
     below, beyond = (
         Comparison(
-            run(STEP, settings={"pin_memory": False}), run(slower(QUICK, times * MOST_CORRECTED), settings=PINNED)
+            run(STEP, settings={"pin_memory": False}), run(slower(QUICK, times * MAX_CORRECTED), settings=PINNED)
         )
         for times in (0.9, 1.1)
     )
@@ -128,7 +132,7 @@ FREE = {"data_wait": 0.001, "student_forward": 0.08, "backward": 0.15, "optimize
 def with_workers(number: int, phases: dict[str, float], ranks: int, **values: object) -> Measurements:
     """A run on a GPU, or on eight, with 12 cores a process of which half are in use at most."""
     busy = 0.45 * 12 * ranks if number > 2 else 0.2 * 12 * ranks
-    planted = dict(phases=phases, ranks=ranks, gpu=50.0, cores=12 * ranks, busy=busy, pegged=2, noise=0.02)
+    planted = dict(phases=phases, ranks=ranks, gpu=50.0, cores=12 * ranks, busy=busy, saturated=2, noise=0.02)
     return plant(**{**planted, **values}, settings={"num_workers": number})
 
 
@@ -236,7 +240,7 @@ def test_a_variable_of_the_environment_may_change_anything():
 
 
 @pytest.mark.parametrize(
-    ("fact", "before", "after", "told"),
+    ("fact", "before", "after", "reported"),
     [
         (
             "instance_type",
@@ -252,9 +256,9 @@ def test_a_variable_of_the_environment_may_change_anything():
         ("training_images", 400, 4000, "training images 400 before, 4000 after"),
     ],
 )
-def test_other_machines_and_other_inputs_are_not_compared(fact, before, after, told):
+def test_other_machines_and_other_inputs_are_not_compared(fact, before, after, reported):
     both = Comparison(run(STEP, facts={fact: before}), run(QUICK, facts={fact: after}))
-    assert both.speedup is None and told in both.sentences()[0]
+    assert both.speedup is None and reported in both.sentences()[0]
     assert str(both.measured) in both.sentences()[1] and both.results()
 
 

@@ -15,7 +15,7 @@ import pytest
 import launcher
 from launcher.insight.comparison import Comparison
 from launcher.insight.diagnosis import Diagnosis
-from launcher.insight.findings import MOST_SHARE
+from launcher.insight.findings import MAX_SHARE
 from launcher.insight.measurements import read
 from tests.browser import Browser
 from tests.insight.observed import loader, observed, sampled
@@ -40,7 +40,7 @@ def planted(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("planted")
     settings = {"teacher_cache": None, "precision": "fp32", "compile": True, "evaluate_every": 1}
     measured = plant(
-        phases=PHASES, ranks=2, ranks_a_host=1, steps=120, gpu=40, io_wait=1, checkpoint=(40, 2.0), evaluate=(50, 2.0),
+        phases=PHASES, ranks=2, ranks_per_host=1, steps=120, gpu=40, io_wait=1, checkpoint=(40, 2.0), evaluate=(50, 2.0),
         cpu_seconds=0.2, worker_cpu_seconds=0.1, settings=settings, seconds=5, cores=2, busy=1,
     )  # fmt: skip
     write(measured, folder)
@@ -154,7 +154,7 @@ def test_a_phase_that_takes_longer_than_its_steps_ends_no_diagnosis(of, request,
                 line["seconds"][phase] = 9.0 * line["seconds"]["step"]
         timeline.write_text("".join(json.dumps(line) + "\n" for line in lines))
         try:
-            assert explained(folder, tmp_path / "page.html", whole).evidence.share(phase) == MOST_SHARE
+            assert explained(folder, tmp_path / "page.html", whole).evidence.share(phase) == MAX_SHARE
         finally:
             timeline.write_text(before)
 

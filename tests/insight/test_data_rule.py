@@ -128,12 +128,12 @@ def test_without_workers_the_training_thread_is_the_reader_and_its_other_threads
     assert asked(with_threads(run, delay=0.0, cpu=0.4)).kind == "too_few_workers", "workers may read, too"
 
 
-def test_where_hosts_were_not_watched_the_wait_is_told_without_its_cause():
+def test_where_hosts_were_not_watched_the_wait_is_reported_without_its_cause():
     for workers, found in ((0, "too_few_workers"), (4, "data_bound")):
-        told = asked(waiting(0.4, system=False, settings={"num_workers": workers}))
-        assert told.kind == found and told.share == pytest.approx(0.4)
-        assert ("decodes the images itself" in told.title) == (workers == 0)
-    assert told.evidence == ("waiting for data: 40 % of a step of 1 s", "4 workers per process")
+        reported = asked(waiting(0.4, system=False, settings={"num_workers": workers}))
+        assert reported.kind == found and reported.share == pytest.approx(0.4)
+        assert ("decodes the images itself" in reported.title) == (workers == 0)
+    assert reported.evidence == ("waiting for data: 40 % of a step of 1 s", "4 workers per process")
     paused = asked(waiting(0.4, system=False, checkpoint=(10, 10.0)))
     assert paused.share == pytest.approx(0.2) == paused.gain.share
 
@@ -158,8 +158,8 @@ def test_the_evidence_has_all_that_was_measured():
 
 def test_pressure_and_unsteady_steps_are_told_from_a_tenth():
     for pressure, noise, said in ((9, 0.02, False), (11, 0.3, True)):
-        told = str(asked(waiting(0.4, gpu=60, pressure=pressure, noise=noise)).evidence)
-        assert ("CPU pressure" in told) == said and ("steps are unsteady" in told) == said
+        reported = str(asked(waiting(0.4, gpu=60, pressure=pressure, noise=noise)).evidence)
+        assert ("CPU pressure" in reported) == said and ("steps are unsteady" in reported) == said
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_the_workers_advised_prepare_images_as_fast_as_they_are_used(workers, wa
     assert ("the training process itself decodes" in found.cause) == (workers == 0)
 
 
-def test_slow_storage_is_told_with_what_was_read_and_received():
+def test_slow_storage_is_reported_with_what_was_read_and_received():
     run = waiting(0.4, gpu=60, io_wait=2.0, settings={"num_workers": 4})
     found = asked(run)
     assert re.fullmatch(
@@ -196,8 +196,8 @@ def test_slow_storage_is_told_with_what_was_read_and_received():
     unknown = {name: dataclasses.replace(host, disk={}, network={}) for name, host in run.hosts.items()}
     assert "MB/s" not in str(asked(dataclasses.replace(run, hosts=unknown)).evidence)
     for workers in (0, 16):
-        told = asked(waiting(0.4, gpu=60, io_wait=2.0, settings={"num_workers": workers}))
-        assert told.kind == "storage_bound" and "num_workers" not in str(told.fixes)
+        reported = asked(waiting(0.4, gpu=60, io_wait=2.0, settings={"num_workers": workers}))
+        assert reported.kind == "storage_bound" and "num_workers" not in str(reported.fixes)
 
 
 @pytest.mark.parametrize(("workers", "wait", "wanted"), [(1, 0.72, 4), (4, 0.4, 8), (2, 0.95, 16), (9, 0.9, 18)])
@@ -344,10 +344,12 @@ def test_cores_that_other_programs_have_are_no_reason_against_more_workers():
     assert "outside" not in str(found.evidence) + str(found.fixes)
 
 
-@pytest.mark.parametrize(("cores", "crowded"), [(0.7, False), (0.9, True)])
-def test_programs_that_use_less_than_a_tenth_of_the_cores_are_not_told(cores, crowded):
+@pytest.mark.parametrize(("cores", "oversubscribed"), [(0.7, False), (0.9, True)])
+def test_programs_that_use_less_than_a_tenth_of_the_cores_are_not_told(cores, oversubscribed):
     found = asked(with_programs(waiting(0.4, gpu=60, busy=7.9, settings={"num_workers": 7}), gcc=cores))
-    assert found.kind == "data_bound" and ("gcc" in str(found.evidence)) == crowded == ("gcc" in str(found.fixes))
+    assert found.kind == "data_bound" and ("gcc" in str(found.evidence)) == oversubscribed == (
+        "gcc" in str(found.fixes)
+    )
 
 
 def test_enough_workers_beside_a_program_that_fills_the_cores_do_not_wait_for_storage():

@@ -37,13 +37,13 @@ def test_16_workers_on_2_cores_are_too_many_and_more_are_never_advised(kts):
 
 
 def test_the_report_for_machines_holds_the_same_verdict(kts):
-    told = json.loads(typed(kts, "--json").stdout)
-    assert told["findings"][0]["kind"] == "too_many_workers"
-    assert told["findings"][0]["fixes"][0] | {"why": ""} == {
+    reported = json.loads(typed(kts, "--json").stdout)
+    assert reported["findings"][0]["kind"] == "too_many_workers"
+    assert reported["findings"][0]["fixes"][0] | {"why": ""} == {
         **{"setting": "hyperparameters.num_workers", "value": 2, "now": 16, "why": "", "at": None, "change": ""},
         "command": None,
     }
-    assert told["phases"]["data_wait"]["share"] == pytest.approx(told["findings"][0]["share"], rel=0.05)
+    assert reported["phases"]["data_wait"]["share"] == pytest.approx(reported["findings"][0]["share"], rel=0.05)
 
 
 def test_a_page_is_written_and_told_beside_the_report(kts, tmp_path):
@@ -69,7 +69,7 @@ def test_sagemakers_files_alone_give_a_verdict_and_say_what_they_do_not_hold(tmp
     assert "not measured: " in done.stdout and "checkpoints" in done.stdout.split("not measured: ", 1)[1]
 
 
-def test_where_nothing_was_measured_a_mistake_is_told(tmp_path):
+def test_where_nothing_was_measured_a_mistake_is_reported(tmp_path):
     done = typed(tmp_path)
     assert done.returncode == 2 and "holds no measurements" in done.stderr and "Traceback" not in done.stderr
 
@@ -104,14 +104,14 @@ def test_a_run_of_this_machine_is_diagnosed_in_every_form(tmp_path, monkeypatch)
 
 
 def test_a_healthy_run_that_is_read_from_files_is_not_accused(tmp_path):
-    told = json.loads(typed(write(plant(phases=GPU, gpu=96), tmp_path), "--json").stdout)
-    assert told["findings"] == [] and told["headline"].startswith("No bottleneck found in what was measured")
+    reported = json.loads(typed(write(plant(phases=GPU, gpu=96), tmp_path), "--json").stdout)
+    assert reported["findings"] == [] and reported["headline"].startswith("No bottleneck found in what was measured")
 
 
 def test_the_exchange_of_gradients_is_no_arithmetic_and_a_part_of_backward():
     run = Evidence(
         plant(phases={"forward": 0.3, "backward": 0.5, "grad_sync": 0.08, "data_wait": 0.02}, ranks=2, noise=0.0)
     )
-    told = report_text.text(run, judge(run))
-    assert "88 % of each step is the models' own arithmetic" in told.replace("\n", " ")
-    assert "grad_sync (part of backward)" in told
+    reported = report_text.text(run, judge(run))
+    assert "88 % of each step is the models' own arithmetic" in reported.replace("\n", " ")
+    assert "grad_sync (part of backward)" in reported

@@ -83,10 +83,10 @@ def test_half_the_time_in_checkpoints_leaves_half_of_what_nothing_explains():
 
 def test_what_is_missing_is_named():
     phases = {"student_forward": 1.0, "backward": 1.0}
-    told = asked(phases=phases, gpu=None, not_measured={"data_wait": "no loader was seen"})
-    assert isinstance(told, NotMeasured) and told.reason == "no loader was seen"
-    told = asked(phases=None, gpu=None, facts={"device": "cuda"}, not_measured={"system": "monitor off"})
-    assert isinstance(told, NotMeasured) and told.reason == "monitor off"
+    reported = asked(phases=phases, gpu=None, not_measured={"data_wait": "no loader was seen"})
+    assert isinstance(reported, NotMeasured) and reported.reason == "no loader was seen"
+    reported = asked(phases=None, gpu=None, facts={"device": "cuda"}, not_measured={"system": "monitor off"})
+    assert isinstance(reported, NotMeasured) and reported.reason == "monitor off"
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_process_that_does_not_get_its_core_is_another_finding():
         assert (asked(busy=busy) is EXPLAINED) == explained
     for percent, explained in ((9, False), (11, True)):
         assert (asked(throttled=percent) is EXPLAINED) == explained
-    suspect = dict(noise=0.3, busy=4.0, pegged=1, settings={"num_workers": 8})
+    suspect = dict(noise=0.3, busy=4.0, saturated=1, settings={"num_workers": 8})
     assert asked(**suspect) is EXPLAINED and kind(**{**suspect, "settings": {"num_workers": 4}}) is not None
     idle = Evidence(plant(**IDLE)).gpu_idle - Evidence(plant(**IDLE)).share("data_wait")
     for delay, explained in ((0.09, False), (idle - 0.31, False), (idle - 0.29, True)):
@@ -157,15 +157,15 @@ def test_steps_are_small_by_the_time_in_which_the_process_has_its_core():
         ({"phases": step(0.11), "gpu_memory": 57, "settings": {"batch_size_per_device": 128}}, "small_batch"),
         ({"phases": None, "gpu_memory": 57}, "small_batch"),
         ({"phases": None, "gpu_memory": 64}, "gpu_starved"),
-        ({"phases": None, "gpu_memory": 57, "pegged": 1}, "main_thread_bound"),
+        ({"phases": None, "gpu_memory": 57, "saturated": 1}, "main_thread_bound"),
         ({"cpu_seconds": 0.9, "worker_cpu_seconds": 0.01}, "main_thread_bound"),
         ({"cpu_seconds": 0.8, "worker_cpu_seconds": 0.01}, "gpu_starved"),
-        ({"cpu_seconds": 0.8, "worker_cpu_seconds": 0.01, "pegged": 1}, "gpu_starved"),
+        ({"cpu_seconds": 0.8, "worker_cpu_seconds": 0.01, "saturated": 1}, "gpu_starved"),
         ({"phases": step(0.5), "cpu_seconds": 0.45, "worker_cpu_seconds": 0.01}, "main_thread_bound"),
         ({"phases": step(0.5), "cpu_seconds": 0.4, "worker_cpu_seconds": 0.01}, "gpu_starved"),
-        ({"pegged": 1}, "main_thread_bound"),
-        ({"pegged": 1, "busy": 5.4}, "main_thread_bound"),
-        ({"pegged": 1, "busy": 5.8}, "gpu_starved"),
+        ({"saturated": 1}, "main_thread_bound"),
+        ({"saturated": 1, "busy": 5.4}, "main_thread_bound"),
+        ({"saturated": 1, "busy": 5.8}, "gpu_starved"),
     ],
     ids=str,
 )
@@ -211,8 +211,8 @@ def test_the_lines_are_shown_where_the_training_thread_often_is():
         for at, share in enumerate((0.3, 0.03, 0.01))
     )
     run = dataclasses.replace(plant(**IDLE), script=Script(lines=lines))
-    told = [line for line in feeding.starved(Evidence(run)).evidence if "the training thread is at" in line]
-    assert told == [
+    reported = [line for line in feeding.starved(Evidence(run)).evidence if "the training thread is at" in line]
+    assert reported == [
         "the training thread is at train.py:60 in 30 % of the samples: work()",
         "the training thread is at train.py:61 in 3 % of the samples: work()",
     ]
@@ -229,10 +229,10 @@ def test_what_is_starved_without_a_reason_is_told_what_would_show_it():
 @pytest.mark.parametrize(
     ("planted", "advised"),
     [
-        ({"phases": None, "pegged": 1}, True),
-        ({"phases": None, "pegged": 0}, False),
-        ({"phases": None, "pegged": 1, "settings": {"num_workers": 4}}, False),
-        ({"pegged": 1}, False),
+        ({"phases": None, "saturated": 1}, True),
+        ({"phases": None, "saturated": 0}, False),
+        ({"phases": None, "saturated": 1, "settings": {"num_workers": 4}}, False),
+        ({"saturated": 1}, False),
     ],
     ids=str,
 )
@@ -286,8 +286,8 @@ def test_four_times_the_images_may_take_as_long():
 
 
 def test_a_batch_whose_size_is_not_known_is_not_judged():
-    told = fixed(settings={"global_batch_size": None})
-    assert isinstance(told, NotMeasured) and told.reason == "the batch size is not known"
+    reported = fixed(settings={"global_batch_size": None})
+    assert isinstance(reported, NotMeasured) and reported.reason == "the batch size is not known"
     assert fixed(0.1, settings={"global_batch_size": None}) is None
     missing = feeding.fixed_cost(Evidence(plant(**IDLE)))
     assert isinstance(missing, NotMeasured) and missing.reason == "optimizer was not recorded"

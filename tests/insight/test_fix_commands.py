@@ -245,8 +245,8 @@ def test_a_folder_of_any_name_reaches_the_launcher_as_it_is(name, tmp_path):
     assert f"\n{'':13}{scaled.command}\n" in str(found), "on a line of its own, which nothing breaks"
     shown = [html.unescape(code) for code in re.findall(r"<code>(.*?)</code>", found._repr_html_())]
     assert scaled.command in shown
-    [told] = [fix for fix in found.to_dict()["findings"][0]["fixes"] if fix["command"] == scaled.command]
-    assert told["setting"] is None
+    [reported] = [fix for fix in found.to_dict()["findings"][0]["fixes"] if fix["command"] == scaled.command]
+    assert reported["setting"] is None
 
 
 def test_what_is_copied_has_all_keys_of_a_fix_where_no_run_can_be_replayed():

@@ -47,8 +47,11 @@ def test_a_gain_is_a_range_with_its_confidence_and_a_bound_says_why_there_is_no_
     gain = gain_of()
     assert re.fullmatch(r"speed-up 1\.\d\d to \d\.\d\d \(90 %\), about 1\.67; by hand", str(gain))
     assert gain.expected.low < 1 / 0.6 < gain.expected.high < 1.3 / 0.6
-    told = gain.to_dict()
-    assert told["expected"]["low"] == gain.expected.low and (told["confidence"], told["at_most"]) == (0.9, 2.0)
+    reported = gain.to_dict()
+    assert reported["expected"]["low"] == gain.expected.low and (reported["confidence"], reported["at_most"]) == (
+        0.9,
+        2.0,
+    )
     assert str(bounded(0.5)) == "speed-up at most 2.00 (1 / (1 - 0.50))"
     assert str(bounded(0.5, "not measured")) == "speed-up at most 2.00 (not measured)"
 
@@ -228,7 +231,7 @@ def test_a_teacher_of_a_job_that_ends_before_its_epochs_runs_in_more_of_them():
     assert short.expected.value < 0.8 * whole.expected.value
 
 
-def test_the_time_of_compiling_is_told_over_the_jobs_length():
+def test_the_time_of_compiling_is_reported_over_the_jobs_length():
     idle = dict(phases=STEP, gpu=40, gpu_memory=75, cores=8, busy=2.0)
     known = str(found("gpu_starved", **idle, settings={"max_steps": 14_400}).gain)
     unknown = str(found("gpu_starved", **idle, settings={"epochs": None}).gain)
@@ -244,8 +247,8 @@ def test_a_comparison_says_whether_the_obtained_speed_up_lies_in_the_range():
     advised = slow.findings[0].fixes[0].value
     fast = Diagnosis(plant(phases=STEP, gpu=90, settings={"checkpoint_every": advised}))
     same = Diagnosis(plant(phases=STEP, gpu=30, checkpoint=(10, 8.0), settings={"checkpoint_every": advised}, seed=1))
-    [told] = Comparison(slow, fast).kept()
-    assert told.is_inside is True and f"expected speed-up {told.gain.said}, obtained" in str(told)
+    [reported] = Comparison(slow, fast).kept()
+    assert reported.is_inside is True and f"expected speed-up {reported.gain.said}, obtained" in str(reported)
     [kept] = Comparison(slow, same).to_dict()["fix_kept"]
     assert json.loads(json.dumps(kept))["is_inside"] is False and kept["gain"]["expected"]["low"] > 1
 

@@ -49,14 +49,14 @@ def test_the_reference_pipeline_gives_way_to_the_fast_one():
     ids=str,
 )
 def test_rounds_of_augmentation_become_one_where_there_are_rounds(settings, composed):
-    told = fixes(settings=settings)
-    assert any(fix.setting == "hyperparameters.compose_augmentation" for fix in told) == composed
+    reported = fixes(settings=settings)
+    assert any(fix.setting == "hyperparameters.compose_augmentation" for fix in reported) == composed
 
 
 def test_composing_takes_the_fast_pipeline_with_it_only_where_the_run_has_the_reference():
     for pipeline, also in (("cpu_reference", {"hyperparameters.preprocessing": "cpu"}), ("cpu", {})):
-        told = fixes(settings={"augmentation_load": 8, "preprocessing": pipeline})
-        [compose] = [fix for fix in told if fix.setting == "hyperparameters.compose_augmentation"]
+        reported = fixes(settings={"augmentation_load": 8, "preprocessing": pipeline})
+        [compose] = [fix for fix in reported if fix.setting == "hyperparameters.compose_augmentation"]
         assert compose.also == also
 
 
@@ -98,6 +98,6 @@ def test_images_on_this_machine_come_with_the_commands_that_scale_them_and_train
         ("food", "launcher prepare food food-size-224 --size 224 && launcher replay run-1"),
         (None, None),
     ):
-        told = fixes(settings={"image_size": 224}, replay=Replay(run="run-1", images=images))
-        [scaled] = [fix for fix in told if "launcher prepare" in str(fix)]
+        reported = fixes(settings={"image_size": 224}, replay=Replay(run="run-1", images=images))
+        [scaled] = [fix for fix in reported if "launcher prepare" in str(fix)]
         assert (scaled.command or "").startswith(said or "") and (scaled.command is None) == (images is None)

@@ -35,12 +35,12 @@ STEADY = {name: (seconds[0], *[float(np.median(seconds[1:]))] * 5) for name, sec
 """The same without the swing."""
 
 
-def kt(iterations=KT, *, workers=16, gpu=35.0, busy=30.0, pegged=4, **planted) -> Measurements:
+def kt(iterations=KT, *, workers=16, gpu=35.0, busy=30.0, saturated=4, **planted) -> Measurements:
     """Eight processes on the 96 cores of a ml.p4d.24xlarge, every iteration logged."""
     base = {name: 1.0 for name in iterations}
     found = plant(
         **{
-            "phases": base, "steps": 6, "log_every": 1, "ranks": 8, "cores": 96, "busy": busy, "pegged": pegged, "gpu": gpu,
+            "phases": base, "steps": 6, "log_every": 1, "ranks": 8, "cores": 96, "busy": busy, "saturated": saturated, "gpu": gpu,
             "throttled": None, "settings": {"num_workers": workers}, **planted,
         }
     )  # fmt: skip
@@ -107,8 +107,8 @@ VARIANTS = [*itertools.product((16, 32), (25.0, 35.0, 45.0), ((12.0, 2), (30.0, 
 
 @pytest.mark.parametrize(("workers", "gpu", "cores", "seed"), VARIANTS)
 def test_kts_log_has_the_workers_as_prime_suspect_with_kts_fix(workers, gpu, cores, seed):
-    busy, pegged = cores
-    found = first(kt(workers=workers, gpu=gpu, busy=busy, pegged=pegged, seed=seed))
+    busy, saturated = cores
+    found = first(kt(workers=workers, gpu=gpu, busy=busy, saturated=saturated, seed=seed))
     assert (found.kind, found.fixes[0].setting, found.fixes[0].value) == (
         "too_many_workers",
         "hyperparameters.num_workers",
@@ -120,8 +120,8 @@ def test_kts_log_has_the_workers_as_prime_suspect_with_kts_fix(workers, gpu, cor
 
 @pytest.mark.parametrize(("workers", "gpu", "cores", "seed"), VARIANTS)
 def test_kts_log_with_the_run_queues_wait_has_the_workers_as_the_cause(workers, gpu, cores, seed):
-    busy, pegged = cores
-    measured = kt(workers=workers, gpu=gpu, busy=busy, pegged=pegged, seed=seed)
+    busy, saturated = cores
+    measured = kt(workers=workers, gpu=gpu, busy=busy, saturated=saturated, seed=seed)
     found = first(with_threads(measured, delay=0.4, workers=0.9))
     assert found.kind == "too_many_workers" and found.experiment is None and "suspect" not in found.title
     assert 1 <= found.fixes[0].value <= 2 and found.share == pytest.approx(0.4, abs=0.15)
@@ -134,7 +134,7 @@ OTHERS = {
     "a metric that waits for the GPU in every step": kt(STEADY),
     "steady steps, workers for every core": kt(STEADY, workers=32),
     "GPUs that are busy": kt(gpu=90.0),
-    "no core is full": kt(pegged=0, busy=10.0),
+    "no core is full": kt(saturated=0, busy=10.0),
     "one rank is slow": kt({**KT, "grad_sync": (0.5, 12.0, 4.0, 15.0, 4.0, 15.0)}),
     "the training thread always has its core": with_threads(kt(), delay=0.01, workers=0.9),
 }
@@ -148,7 +148,7 @@ def test_what_only_looks_like_kts_case_is_not_called_so(name):
 
 def test_system_metrics_alone_make_it_a_suspicion():
     alone = plant(
-        phases=None, cores=96, busy=30, pegged=4, gpus=[35.0] * 8, settings={"num_workers": 16}, throttled=None
+        phases=None, cores=96, busy=30, saturated=4, gpus=[35.0] * 8, settings={"num_workers": 16}, throttled=None
     )
     found = first(alone)
     assert found.kind == "too_many_workers" and found.title.startswith("Prime suspect: ") and found.experiment
@@ -193,8 +193,8 @@ def test_a_program_outside_the_run_is_named():
 
 def test_programs_that_hardly_use_a_core_are_not_shown():
     usual = with_threads(plant(phases=USUAL, gpu=50, cores=8, busy=7.0), delay=0.3)
-    told = [str(first(with_programs(usual, ffmpeg=4.0, cron=cores)).evidence) for cores in (0.04, 0.06)]
-    assert "cron" not in told[0] and "ffmpeg 4.0, cron 0.1" in told[1]
+    reported = [str(first(with_programs(usual, ffmpeg=4.0, cron=cores)).evidence) for cores in (0.04, 0.06)]
+    assert "cron" not in reported[0] and "ffmpeg 4.0, cron 0.1" in reported[1]
     assert "who else" not in str(first(with_programs(usual, cron=0.04)).evidence)
 
 
@@ -210,7 +210,7 @@ def test_the_share_is_of_the_whole_time_pauses_too():
     assert noisy.share == pytest.approx(0.15, abs=0.01), "half of the time are checkpoints"
 
 
-def test_a_wait_for_a_core_is_told_without_the_threads_own_time_where_that_was_not_recorded():
+def test_a_wait_for_a_core_is_reported_without_the_threads_own_time_where_that_was_not_recorded():
     measured = with_threads(plant(phases=USUAL, gpu=50, cores=8, busy=7.0), delay=0.3)
     for steps in measured.ranks:
         del steps.extra["thread_cpu_seconds"]
@@ -357,13 +357,13 @@ def test_programs_are_averaged_over_all_looks_also_those_that_did_not_see_them()
     assert neighbours(Evidence(measured)) == {"programs": 1.0}
 
 
-@pytest.mark.parametrize(("delay", "told"), [(0.15, False), (0.4, True)])
-def test_what_programs_outside_hide_is_said_to_be_not_measured(delay, told):
+@pytest.mark.parametrize(("delay", "reported"), [(0.15, False), (0.4, True)])
+def test_what_programs_outside_hide_is_said_to_be_not_measured(delay, reported):
     """They have the core: a wait that took 17 % of the steps without them takes less than 10 %."""
     run = with_programs(with_threads(plant(phases=USUAL, noise=0.0), delay), ffmpeg=4.0)
     hidden = [str(one) for one in judge(Evidence(run)).not_measured if "programs outside" in one.reason]
-    assert bool(hidden) == told
-    if told:
+    assert bool(hidden) == reported
+    if reported:
         assert (
             "what takes less than 10 % of the time" in hidden[0]
             and "core in 40 % of it: without them it may be 17 %" in hidden[0]

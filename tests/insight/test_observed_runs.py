@@ -181,16 +181,16 @@ def test_a_finding_names_the_line_to_change(case, tmp_path):
     top = found.findings[0]
     assert top.kind == kind, str(found)
     assert str(top.at) == at and str(top.fixes[0]).startswith(words), str(found)
-    told = json.loads(json.dumps(found.to_dict()))["findings"][0]
-    assert f"{told['at']['file']}:{told['at']['line']}" == at
+    reported = json.loads(json.dumps(found.to_dict()))["findings"][0]
+    assert f"{reported['at']['file']}:{reported['at']['line']}" == at
     assert f"at {at} (" in found.headline and f", at {at} " in found._repr_html_()
 
 
 def test_a_number_that_a_probe_measured_replaces_the_advised_one(tmp_path):
     _, planted, setups, lines, *_ = ADDRESSES["too many workers"]
     fix = diagnosed(tmp_path, planted, *setups, lines=lines).findings[0].fixes[0]
-    told = str(fix.set_to(1, "measured by the probe"))
-    assert told == "DataLoader(num_workers=16) at train.py:42: set num_workers=1 (measured by the probe)"
+    reported = str(fix.set_to(1, "measured by the probe"))
+    assert reported == "DataLoader(num_workers=16) at train.py:42: set num_workers=1 (measured by the probe)"
 
 
 def test_what_the_script_does_already_is_not_advised(tmp_path):
@@ -304,10 +304,10 @@ def test_without_a_dataloader_its_rules_say_that_none_was_seen(tmp_path):
         if event["kind"] == "steps":
             event["seconds"].pop("data_wait")
             event["extra"].pop("images_per_second", None)
-    told = {"kind": "not_measured", "what": "data_wait", "why": "no torch DataLoader was seen"}
-    file.write_text("".join(json.dumps(event) + "\n" for event in [*kept, told]))
+    reported = {"kind": "not_measured", "what": "data_wait", "why": "no torch DataLoader was seen"}
+    file.write_text("".join(json.dumps(event) + "\n" for event in [*kept, reported]))
     report = Diagnosis(read(str(tmp_path))).report
-    unseen = {one.what for one in report.not_measured if one.reason == told["why"]}
+    unseen = {one.what for one in report.not_measured if one.reason == reported["why"]}
     assert unseen == {"waiting for data", "pauses at the start of epochs", "time of the training process in no phase"}
 
 

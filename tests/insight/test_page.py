@@ -19,7 +19,7 @@ from launcher.show import palette
 from tests.browser import Browser
 from tests.insight.observed import observed, sampled
 from tests.insight.planted import BEGAN, plant
-from tests.show.made_up import STEP, crowded, distillation
+from tests.show.made_up import STEP, distillation, oversubscribed
 
 CHARTS = "[...document.querySelectorAll('canvas')].map(c => [c.getAttribute('aria-label'), +c.dataset.marks, c.width, c.height])"
 
@@ -76,9 +76,11 @@ def test_hovering_tells_time_and_values_and_dragging_zooms(browser, tmp_path):
     )
     middle = top + height / 2
     browser.mouse("mouseMoved", left + width / 2, middle)
-    told = browser.value("document.querySelector('.tip').textContent")
-    assert re.match(r"2027-01-15 08:0\d:\d\d UTC, 00:0\d:\d\d after the start\n.*epoch \d, step \d+: ", told, re.DOTALL)
-    assert "data_wait" in told and "grad_sync" in told
+    reported = browser.value("document.querySelector('.tip').textContent")
+    assert re.match(
+        r"2027-01-15 08:0\d:\d\d UTC, 00:0\d:\d\d after the start\n.*epoch \d, step \d+: ", reported, re.DOTALL
+    )
+    assert "data_wait" in reported and "grad_sync" in reported
     assert (
         browser.value("[...document.querySelectorAll('.cross')].filter(c => c.style.display === 'block').length") == 4
     )
@@ -213,7 +215,7 @@ def test_a_run_of_three_steps_has_its_charts_and_no_verdict(browser, tmp_path):
 
 
 def test_a_command_is_selected_whole_by_a_click(browser, tmp_path):
-    named = crowded()
+    named = oversubscribed()
     browser.open(named.save_html(tmp_path / "page.html"))
     command = named.findings[0].fixes[0].command
     assert command.startswith("launcher replay slow-20261122-100000-abcd hyperparameters.")

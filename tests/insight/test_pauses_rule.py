@@ -73,8 +73,8 @@ def test_evaluations_become_as_many_times_fewer(every, value):
 
 
 def test_pauses_that_were_not_recorded_are_not_measured():
-    told = pauses.checkpoints(Evidence(planted(not_measured={"checkpoint": "no torch.save was seen"})))
-    assert isinstance(told, NotMeasured) and told.reason == "no torch.save was seen"
+    reported = pauses.checkpoints(Evidence(planted(not_measured={"checkpoint": "no torch.save was seen"})))
+    assert isinstance(reported, NotMeasured) and reported.reason == "no torch.save was seen"
     assert pauses.checkpoints(Evidence(planted(evaluate=(20, 50.0)))) is None, "an evaluation is no checkpoint"
 
 
@@ -140,8 +140,8 @@ def test_half_the_workers_are_ready_sooner(workers, advised):
 
 def test_where_no_wait_was_timed_the_start_of_epochs_is_not_measured():
     run = planted(phases={"student_forward": 0.4, "backward": 0.6}, not_measured={"data_wait": "no loader was seen"})
-    told = starts(run)
-    assert isinstance(told, NotMeasured) and told.reason == "no loader was seen"
+    reported = starts(run)
+    assert isinstance(reported, NotMeasured) and reported.reason == "no loader was seen"
 
 
 # The start
@@ -204,8 +204,8 @@ def test_a_slow_start_names_the_part_that_takes_most_of_it():
 
 
 def test_a_start_that_was_not_timed_is_not_measured():
-    told = start(None)
-    assert isinstance(told, NotMeasured) and told.reason == "seconds_to_first_step was not recorded"
+    reported = start(None)
+    assert isinstance(reported, NotMeasured) and reported.reason == "seconds_to_first_step was not recorded"
 
 
 # Outliers
@@ -249,7 +249,7 @@ def test_where_many_steps_are_slow_the_farthest_are_outliers_still(others, found
     assert finding.evidence[0].startswith(f"{found} of 19 logged windows above {limit} times the median")
 
 
-def test_the_longest_single_step_is_told_where_it_was_recorded():
+def test_the_longest_single_step_is_reported_where_it_was_recorded():
     run = planted(slow_steps={80: ("backward", 24.0)})
     run.ranks[0].extra["slowest_step"] = run.ranks[0].seconds["step"] * 2
     assert "the slowest 3.4 s, the longest single step 6.8 s" in pauses.outliers(Evidence(run)).evidence[0]
@@ -275,9 +275,9 @@ def test_pressure_is_told_from_a_tenth_of_the_time(percent, said):
 
 @pytest.mark.parametrize(("steps", "measured"), [(80, False), (90, True)])
 def test_eight_windows_show_outliers_seven_do_not(steps, measured):
-    told = outliers({70: 30.0}, steps=steps, steps_per_epoch=200)
-    assert isinstance(told, Finding) == measured
-    assert measured or told.reason == "only 7 logged windows, and 8 are needed"
+    reported = outliers({70: 30.0}, steps=steps, steps_per_epoch=200)
+    assert isinstance(reported, Finding) == measured
+    assert measured or reported.reason == "only 7 logged windows, and 8 are needed"
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_eight_windows_show_outliers_seven_do_not(steps, measured):
         ((60, 110, 140, 180), False),
     ],
 )
-def test_outliers_where_epochs_begin_are_told_as_that(slow, explained):
+def test_outliers_where_epochs_begin_are_reported_as_that(slow, explained):
     assert (outliers({step: 20.0 for step in slow}) is EXPLAINED) == explained
 
 
@@ -331,8 +331,8 @@ def test_shapes_that_vary_are_a_matter_of_compiled_models():
 def test_without_steps_there_are_no_outliers_and_no_checkpoints_to_see():
     alone = Evidence(plant(phases=None, gpu=90))
     for ask in (pauses.outliers, pauses.checkpoints, pauses.evaluations, pauses.epoch_starts, pauses.start):
-        told = ask(alone)
-        assert isinstance(told, NotMeasured) and told.reason == "no step timeline was found"
+        reported = ask(alone)
+        assert isinstance(reported, NotMeasured) and reported.reason == "no step timeline was found"
 
 
 def test_a_resumed_runs_checkpoints_become_fewer_by_what_it_was_set_to():

@@ -64,7 +64,7 @@ def measured(data, tmp_path, monkeypatch):
     torch.set_num_threads(1)  # several wait for each other where the machine is busy, longer than what is planted here
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(probe_module, "process_started", time.time)
-    monkeypatch.setattr(probe_module, "cores_a_process", lambda environ: (2.0, "two"))
+    monkeypatch.setattr(probe_module, "cores_per_process", lambda environ: (2.0, "two"))
     monkeypatch.setenv("SM_CURRENT_HOST", "algo-1")
     monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path))
     (tmp_path / "checkpoints").mkdir()
@@ -210,9 +210,9 @@ def test_a_run_of_two_processes_is_probed_by_its_own_record(quick):
     before = {file: file.stat().st_mtime_ns for file in run.folder.path.rglob("*")}
     done = typed(run.name, "--probe", "--json", "--with", "hyperparameters.probe_seconds=9")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)["probe"]
-    assert told["images_per_second"]["one_batch"] > 0 and told["images_per_second"]["as_it_is"], done.stdout
-    probe = launcher.attach(told["run"])
+    reported = json.loads(done.stdout)["probe"]
+    assert reported["images_per_second"]["one_batch"] > 0 and reported["images_per_second"]["as_it_is"], done.stdout
+    probe = launcher.attach(reported["run"])
     assert probe.name.startswith("quick-probe-") and f"run {probe.name}" in done.stderr
     assert launcher.attach("quick").name == run.name, "the job's latest run is still the one that trained"
     assert [*probe.artifacts()] == ["output 127.0.0.1", "log 127.0.0.1"] or "model" not in probe.artifacts()
@@ -223,7 +223,7 @@ def test_a_run_of_two_processes_is_probed_by_its_own_record(quick):
 
 
 @pytest.mark.slow
-def test_where_the_probe_fails_the_diagnosis_is_told_with_the_reason(quick):
+def test_where_the_probe_fails_the_diagnosis_is_reported_with_the_reason(quick):
     run = recorded(quick, measured=plant(**PLANTED["data_bound", "harsh"]))
     (run.folder.code / "training/engine/probe.py").write_text("raise RuntimeError('no probe today')\n")
     done = typed(run.name, "--probe")
@@ -232,7 +232,7 @@ def test_where_the_probe_fails_the_diagnosis_is_told_with_the_reason(quick):
     assert "probe: not done: quick-probe-" in done.stdout and "no probe today" in " ".join(done.stdout.split())
 
 
-def test_ctrl_c_stops_the_probe_and_the_diagnosis_is_told(quick):
+def test_ctrl_c_stops_the_probe_and_the_diagnosis_is_reported(quick):
     run = recorded(quick, measured=plant(**PLANTED["data_bound", "harsh"]))
     words = [sys.executable, "-m", "launcher", "diagnose", run.name, "--probe"]
     process = subprocess.Popen(
@@ -240,9 +240,9 @@ def test_ctrl_c_stops_the_probe_and_the_diagnosis_is_told(quick):
     )
     assert "probing for at most two minutes" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
-    told, said = process.communicate(timeout=170)
+    reported, said = process.communicate(timeout=170)
     assert process.returncode == 130 and "stopping the probe" in said
-    assert f"probe: not done: {INTERRUPTED}" in told and "Preparing the images" in told.splitlines()[0]
+    assert f"probe: not done: {INTERRUPTED}" in reported and "Preparing the images" in reported.splitlines()[0]
     assert launcher.attach("quick-probe").state in records.OVER
 
 
@@ -254,9 +254,9 @@ def test_a_run_whose_data_are_elsewhere_says_how_to_tell_where_they_are(quick, d
     run = recorded(job, on="aws")
     with pytest.raises(UserError) as raised:
         run.diagnose(probe=True)
-    told = str(raised.value)
-    assert "s3, which exists on SageMaker only" in told and "--with 'inputs.train={folder: FOLDER}'" in told
-    assert "2 hosts, which would share this machine" in told and "instance_count=1" in told
+    reported = str(raised.value)
+    assert "s3, which exists on SageMaker only" in reported and "--with 'inputs.train={folder: FOLDER}'" in reported
+    assert "2 hosts, which would share this machine" in reported and "instance_count=1" in reported
     here = [f"inputs.{name}={{folder: {data / 'digits' / name}}}" for name in ("train", "validation")]
     made = probing.planned(run.name, [*here, "compute.instance_count=1"])
     assert made.backend == "process" and not made.errors and made.replay_of == run.name
@@ -276,9 +276,9 @@ def test_a_script_of_the_users_own_is_told_what_it_lacks(tmp_path, declares):
         run.diagnose(probe=True)
 
 
-def test_what_cannot_be_probed_is_told_before_anything_starts(quick, tmp_path):
+def test_what_cannot_be_probed_is_reported_before_anything_starts(quick, tmp_path):
     place = write(plant(phases=CPU), tmp_path / "found")
-    for words, told in (
+    for words, reported in (
         ((place, "--probe"), "holds measurements, but not the job"),
         (("s3://amzn-s3-demo-bucket/profiler-output", "--probe"), "holds measurements, but not the job"),
         (("nobody", "--probe"), "no such run"),
@@ -287,7 +287,7 @@ def test_what_cannot_be_probed_is_told_before_anything_starts(quick, tmp_path):
         ((place, "--probe", "--on", "aws"), "process or docker"),
     ):
         done = typed(*words)
-        assert done.returncode == 2 and told in done.stderr and "Traceback" not in done.stderr, (words, done.stderr)
+        assert done.returncode == 2 and reported in done.stderr and "Traceback" not in done.stderr, (words, done.stderr)
     run = recorded(quick)
     run.folder.outcome.unlink()
     with open(run.folder.lock, "wb") as lock:

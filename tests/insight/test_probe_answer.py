@@ -28,13 +28,13 @@ def probe_of(measured: Measurements, workers: int, alone: dict[int, float], *, c
         "as_it_is": [speed, speed],
         **{name: speeds.get(name) and speeds[name] * speed for name in ("one_batch", "one_batch_without_teacher")},
         "input_alone": [
-            {"workers": count, "images_per_second": times * speed, "cpu_seconds_an_image": cost * cores / speed}
+            {"workers": count, "images_per_second": times * speed, "cpu_seconds_per_image": cost * cores / speed}
             for count, times in alone.items()
         ],
         "with_workers": tried and {"workers": tried[0], "images_per_second": tried[1] * speed},
         "workers": workers,
         "worker_kind": speeds.pop("worker_kind", "threads"),
-        "cores_a_process": cores,
+        "cores_per_process": cores,
         "left_out": {},
         "world_size": 1,
         "device": measured.facts["device"],
@@ -192,15 +192,18 @@ def test_every_form_of_the_report_shows_the_same_probe(tmp_path):
     measured = plant(**PLANTED["too_many_workers", "harsh"])
     probe = probe_of(measured, 16, {0: 1.0, 2: 1.5, 16: 1.1}, one_batch=4.0, with_workers=(2, 1.4))
     found = Diagnosis(measured, Probe(**{**vars(probe), "left_out": {"again": "0.2 s were left"}}))
-    page, told = found.save_html(tmp_path / "page.html").read_text(), json.loads(json.dumps(found.to_dict()))["probe"]
+    page, reported = (
+        found.save_html(tmp_path / "page.html").read_text(),
+        json.loads(json.dumps(found.to_dict()))["probe"],
+    )
     for text in (str(found), page, found._repr_html_()):
         flat = " ".join(text.split())
-        assert told["title"] in flat and "input alone, 16 workers (threads), as it is" in flat and "x-probe" in flat
+        assert reported["title"] in flat and "input alone, 16 workers (threads), as it is" in flat and "x-probe" in flat
         assert "Not measured: again (0.2 s were left)." in flat
     assert (
-        told["bound"] == "input"
-        and told["best_workers"] == 2
-        and told["images_per_second"]["input_alone"].keys() == {"0", "2", "16"}
+        reported["bound"] == "input"
+        and reported["best_workers"] == 2
+        and reported["images_per_second"]["input_alone"].keys() == {"0", "2", "16"}
     )
     assert max(len(line) for line in str(found).splitlines()) <= 130
     assert Diagnosis(measured).to_dict()["probe"] is None

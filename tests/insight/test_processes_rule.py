@@ -26,8 +26,8 @@ def finding(kind: str, **planted) -> Finding | None:
     return next((one for one in report(**planted).findings if one.kind == kind), None)
 
 
-def reasons(told: Report) -> dict[str, str]:
-    return {one.what: one.reason for one in told.not_measured}
+def reasons(reported: Report) -> dict[str, str]:
+    return {one.what: one.reason for one in reported.not_measured}
 
 
 # The exchange of gradients
@@ -76,17 +76,17 @@ def test_what_compresses_already_or_cannot_is_not_told_to(changed):
 
 
 def test_one_process_has_no_exchange_and_no_slow_rank():
-    told = dict(report(ranks=1).not_applicable)
-    assert told["exchange of gradients"] == told["one slow rank"] == "one process"
+    reported = dict(report(ranks=1).not_applicable)
+    assert reported["exchange of gradients"] == reported["one slow rank"] == "one process"
 
 
 def test_an_exchange_of_ranks_that_were_not_timed_is_not_measured():
-    told = report(phases=None, ranks=1, gpus=[80.0, 80.0])
-    assert reasons(told)["exchange of gradients"] == "no step timeline was found"
-    assert reasons(told)["one slow rank"] == "steps of 0 of an unknown number of ranks: no step timeline was found"
-    told = report(ranks=1, facts={"world_size": 4}, not_measured={"ranks": "the others wrote nothing"})
-    assert reasons(told)["one slow rank"] == "steps of 1 of 4 ranks: the others wrote nothing"
-    assert reasons(told)["exchange of gradients"] == "grad_sync was not recorded"
+    reported = report(phases=None, ranks=1, gpus=[80.0, 80.0])
+    assert reasons(reported)["exchange of gradients"] == "no step timeline was found"
+    assert reasons(reported)["one slow rank"] == "steps of 0 of an unknown number of ranks: no step timeline was found"
+    reported = report(ranks=1, facts={"world_size": 4}, not_measured={"ranks": "the others wrote nothing"})
+    assert reasons(reported)["one slow rank"] == "steps of 1 of 4 ranks: the others wrote nothing"
+    assert reasons(reported)["exchange of gradients"] == "grad_sync was not recorded"
 
 
 # A slow rank
@@ -114,7 +114,7 @@ def test_a_rank_is_slow_from_a_tenth_of_a_step(more, share):
         ("data_wait", "its data come later"),
     ],
 )
-def test_it_is_told_where_the_slow_rank_spends_more_and_how_much(phase, cause):
+def test_it_is_reported_where_the_slow_rank_spends_more_and_how_much(phase, cause):
     found = slow(0.5, phase, busy=3.0)
     assert found.evidence[:2] == (
         "rank 2 on algo-1 takes 1.45 s a step without waiting, the others 0.95 s",
@@ -140,11 +140,11 @@ def test_a_rank_that_does_more_between_the_phases_is_slow_if_the_others_wait_for
     """As one that writes logs alone. Without that wait the others may be the ones that wait, in a collective of the script's own."""
     waiting = {"grad_sync": 0.05 + waited, "backward": STEP["backward"] + waited}
     ranks = {0: {"grad_sync": 0.05, NO_PHASE: more}, 1: waiting, 2: waiting}
-    told = finding("slow_rank", ranks=ranks)
-    assert (told is not None) == found
+    reported = finding("slow_rank", ranks=ranks)
+    assert (reported is not None) == found
     if found and more == waited:
-        assert told.rank == 0 and told.evidence[1] == "most of it in no phase: 0.13 s more than the others"
-        assert told.cause.startswith("its process does more than the others between the phases")
+        assert reported.rank == 0 and reported.evidence[1] == "most of it in no phase: 0.13 s more than the others"
+        assert reported.cause.startswith("its process does more than the others between the phases")
 
 
 def test_what_is_little_of_a_step_makes_no_rank_slow_though_it_is_twice_that_of_the_others():
@@ -153,7 +153,7 @@ def test_what_is_little_of_a_step_makes_no_rank_slow_though_it_is_twice_that_of_
 
 
 def test_a_slow_ranks_own_gpus_are_shown_and_it_is_found_where_no_host_was_watched():
-    shown = str(slow(0.5, gpu=60, ranks_a_host=1).evidence)
+    shown = str(slow(0.5, gpu=60, ranks_per_host=1).evidence)
     assert "algo-3 gpu0: 60 % used" in shown and "algo-1 gpu0" not in shown and "algo-3 has 2.0 of 8 cores" in shown
     assert len(slow(0.5, system=False).evidence) == 2
 
@@ -187,8 +187,8 @@ def test_a_gpu_below_five_percent_has_no_process(least, cause):
     ids=str,
 )
 def test_a_process_for_each_gpu_is_advised_where_there_is_none(facts, fix):
-    [told] = uneven(80, 20, facts=facts).fixes
-    assert str(told).startswith(fix)
+    [reported] = uneven(80, 20, facts=facts).fixes
+    assert str(reported).startswith(fix)
 
 
 def test_where_ranks_were_timed_the_slow_one_is_looked_for_instead():
@@ -198,8 +198,8 @@ def test_where_ranks_were_timed_the_slow_one_is_looked_for_instead():
 def test_one_gpu_or_none_cannot_be_uneven_and_what_was_not_watched_is_not_measured():
     for planted, why in ((dict(gpu=80, ranks=1), "one GPU"), (dict(ranks=1), "no GPU")):
         assert dict(report(**planted).not_applicable)["GPUs used unevenly"] == why
-    told = report(ranks=1, system=False, facts={"device": "cuda"}, not_measured={"system": "monitor off"})
-    assert reasons(told)["GPUs used unevenly"] == "monitor off"
+    reported = report(ranks=1, system=False, facts={"device": "cuda"}, not_measured={"system": "monitor off"})
+    assert reasons(reported)["GPUs used unevenly"] == "monitor off"
 
 
 def test_one_process_beside_seven_idle_gpus_has_too_few_of_them():
@@ -212,8 +212,8 @@ def test_one_process_beside_seven_idle_gpus_has_too_few_of_them():
 def test_gpus_without_a_process_are_found_beside_timed_ranks(gpus):
     found = finding("uneven_gpus", gpus=gpus, ranks=len(gpus) - gpus.count(0.0))
     assert "there are fewer processes than GPUs" in found.cause
-    told = finding("uneven_gpus", gpus=gpus, ranks=len(gpus) - gpus.count(0.0), facts={"distribution": "torchrun"})
-    assert str(told.fixes[0]).startswith("compute.processes_per_host=4: one process per GPU")
+    reported = finding("uneven_gpus", gpus=gpus, ranks=len(gpus) - gpus.count(0.0), facts={"distribution": "torchrun"})
+    assert str(reported.fixes[0]).startswith("compute.processes_per_host=4: one process per GPU")
     assert finding("uneven_gpus", gpus=[95.0, 95.0, 95.0, 40.0], ranks=4) is None, "the slow rank's GPU"
 
 
@@ -223,7 +223,7 @@ def test_gpus_without_a_process_are_found_beside_timed_ranks(gpus):
 def sharded(**planted):
     """Of two ranks, whose weights are shared out: both gather them in forward."""
     parts = (Part(of="data_parallel", at=Address("train.py", 9, ""), values={"class": "fully_shard"}, via=None),)
-    run = plant(**{"phases": STEP, "noise": 0.0, "ranks_a_host": 1, **planted})
+    run = plant(**{"phases": STEP, "noise": 0.0, "ranks_per_host": 1, **planted})
     return judge(Evidence(dataclasses.replace(run, script=Script(parts=parts))))
 
 
@@ -232,11 +232,11 @@ def test_of_a_sharded_model_no_rank_is_blamed_for_waiting_in_forward():
     ranks = {0: {NO_PHASE: 0.15}, 1: {"student_forward": 0.48}}
     plain = judge(Evidence(plant(phases=STEP, noise=0.0, ranks=ranks)))
     assert [one.rank for one in plain.findings if one.kind == "slow_rank"] == [1], "of a plain one this is its own work"
-    told = sharded(
+    reported = sharded(
         ranks={0: {NO_PHASE: 0.15}, 1: {"forward": 0.48}}, phases={"data_wait": 0.01, "forward": 0.33, "backward": 0.66}
     )
-    assert not [one for one in told.findings if one.kind == "slow_rank"]
-    assert "sharded model wait for each other in forward" in reasons(told)["one slow rank"]
+    assert not [one for one in reported.findings if one.kind == "slow_rank"]
+    assert "sharded model wait for each other in forward" in reasons(reported)["one slow rank"]
     late = sharded(ranks={0: {}, 1: {"data_wait": 0.4}}, phases={"data_wait": 0.01, "forward": 0.33, "backward": 0.66})
     [found] = [one for one in late.findings if one.kind == "slow_rank"]
     assert found.rank == 1 and "most of it in data_wait" in found.evidence[1]

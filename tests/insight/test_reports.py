@@ -65,7 +65,7 @@ def test_without_system_metrics_the_cause_of_a_wait_is_not_measured():
     assert any(missing.reason == "monitor off" for missing in report.not_measured)
 
 
-def test_an_exchange_that_was_not_measured_is_told_with_its_reason():
+def test_an_exchange_that_was_not_measured_is_reported_with_its_reason():
     report = judge(
         Evidence(plant(phases=GPU, ranks=2, gpu=90, not_measured={"grad_sync": "smddp keeps no record of it"}))
     )
@@ -80,7 +80,7 @@ def test_cores_that_wait_for_disks_do_not_count_as_computing():
 
 
 def test_a_core_pegged_at_exactly_100_percent_is_seen():
-    assert Evidence(plant(phases=GPU, pegged=1, busy=1.2)).pegged == 1
+    assert Evidence(plant(phases=GPU, saturated=1, busy=1.2)).saturated == 1
 
 
 def test_the_slowest_single_step_of_a_window_is_an_outlier_though_its_mean_is_not():
@@ -136,10 +136,10 @@ def test_no_gain_is_beyond_what_its_share_allows(case):
 @pytest.mark.parametrize("case", [*PLANTED, *HEALTHY], ids=str)
 def test_terminal_json_and_notebook_tell_the_same(case):
     diagnosis = Diagnosis(plant(**(PLANTED.get(case) or HEALTHY[case])))
-    told, shown = diagnosis.to_dict(), diagnosis._repr_html_()
-    assert json.loads(json.dumps(told, allow_nan=False))["headline"] == diagnosis.headline
+    reported, shown = diagnosis.to_dict(), diagnosis._repr_html_()
+    assert json.loads(json.dumps(reported, allow_nan=False))["headline"] == diagnosis.headline
     text = re.sub(r"\s+", " ", str(diagnosis))
-    for finding in told["findings"]:
+    for finding in reported["findings"]:
         assert finding["title"] in text and finding["title"] in shown.replace("&#x27;", "'")
     assert max(len(line) for line in str(diagnosis).splitlines()) <= 130
 

@@ -35,7 +35,7 @@ CPU = {
 DUO = {0: {}, 1: {}}
 
 
-SERVERS = dict(hosts=1, threads=8, milliseconds=9.1, on_the_way=2.0, receiving=0.1)
+SERVERS = dict(hosts=1, threads=8, milliseconds=9.1, in_flight=2.0, receiving=0.1)
 """One host, whose threads are busy 95 % of steps of 0.306 s: for what it takes 0.29 s to make."""
 
 
@@ -85,11 +85,18 @@ PLANTED = {
     ),
     ("storage_bound", "system metrics alone"): dict(phases=None, busy=1.0, io_wait=3.0, gpu=15),
     ("main_thread_bound", "mild"): dict(
-        phases=GPU, gap=0.05, busy=1.5, pegged=1, gpu=70, gpu_memory=75, cpu_seconds=0.29, settings={"num_workers": 4}
+        phases=GPU,
+        gap=0.05,
+        busy=1.5,
+        saturated=1,
+        gpu=70,
+        gpu_memory=75,
+        cpu_seconds=0.29,
+        settings={"num_workers": 4},
     ),
-    ("main_thread_bound", "harsh"): dict(phases=GPU, gap=2.0, busy=1.2, pegged=1, gpu=5, cpu_seconds=2.2),
+    ("main_thread_bound", "harsh"): dict(phases=GPU, gap=2.0, busy=1.2, saturated=1, gpu=5, cpu_seconds=2.2),
     ("main_thread_bound", "a core at exactly 100 %, 40 s, system metrics alone"): dict(
-        phases=None, seconds=40, busy=1.3, pegged=1, gpu=5, gpu_memory=75
+        phases=None, seconds=40, busy=1.3, saturated=1, gpu=5, gpu_memory=75
     ),
     ("main_thread_bound", "on the CPU"): dict(phases=CPU, gap=0.1, busy=3.0),
     ("host_to_device_bound", "mild"): dict(phases=gpu_step(host_to_device=0.05), gpu=80),
@@ -200,12 +207,12 @@ PLANTED = {
         phases=gpu_step(data_wait=0.5), gpu=33, busy=7.8, servers={**SERVERS, "alone": 0.9, "failures": 40}
     ),
     ("servers_network_bound", "mild"): dict(
-        phases=gpu_step(data_wait=0.06), gpu=80, servers={**SERVERS, "milliseconds": 5.0, "on_the_way": 5.5}
+        phases=gpu_step(data_wait=0.06), gpu=80, servers={**SERVERS, "milliseconds": 5.0, "in_flight": 5.5}
     ),
     ("servers_network_bound", "harsh"): dict(
         phases=gpu_step(data_wait=2.0),
         gpu=11,
-        servers={**SERVERS, "threads": 64, "milliseconds": 5.0, "on_the_way": 95.0},
+        servers={**SERVERS, "threads": 64, "milliseconds": 5.0, "in_flight": 95.0},
     ),
     ("receiving_bound", "mild"): dict(
         phases=gpu_step(data_wait=0.06), gpu=80, servers={**SERVERS, "milliseconds": 4.0, "receiving": 0.93}
@@ -213,7 +220,7 @@ PLANTED = {
     ("receiving_bound", "harsh"): dict(
         phases=gpu_step(data_wait=0.7),
         gpu=26,
-        servers={**SERVERS, "threads": 96, "milliseconds": 4.0, "receiving": 0.99, "on_the_way": 130.0},
+        servers={**SERVERS, "threads": 96, "milliseconds": 4.0, "receiving": 0.99, "in_flight": 130.0},
     ),
     ("storage_bound", "servers wait for reads"): dict(
         phases=gpu_step(data_wait=1.0), gpu=20, servers={**SERVERS, "milliseconds": 37.0, "cores_in_use": 0.15}
@@ -239,7 +246,7 @@ HEALTHY = {
     "on the CPU": dict(phases=CPU, cores=2, busy=1.95, settings={"num_workers": 1}),
     "on the CPU, 40 s": dict(phases=CPU, cores=4, busy=3.8, steps=100, settings={"num_workers": 2}),
     "on the CPU, two hosts": dict(
-        phases={**CPU, "backward": 0.13}, ranks=2, ranks_a_host=1, cores=2, busy=1.9, settings={"num_workers": 0}
+        phases={**CPU, "backward": 0.13}, ranks=2, ranks_per_host=1, cores=2, busy=1.9, settings={"num_workers": 0}
     ),
     "a small teacher": dict(phases=gpu_step(teacher_forward=0.03), gpu=95),
     "some checkpoints and evaluations": dict(phases=GPU, gpu=93, checkpoint=(50, 0.3), evaluate=(50, 0.6)),
@@ -254,7 +261,7 @@ HEALTHY = {
         phases=CPU, cores=8, usable=4, busy=3.4, throttled=3, settings={"num_workers": 2}
     ),
     "servers that just keep up": dict(phases=GPU, gpu=95, servers={**SERVERS, "milliseconds": 7.6}),
-    "servers far away that are asked early": dict(phases=GPU, gpu=95, servers={**SERVERS, "on_the_way": 60.0}),
+    "servers far away that are asked early": dict(phases=GPU, gpu=95, servers={**SERVERS, "in_flight": 60.0}),
     "servers that failed and were not missed": dict(
         phases=GPU, gpu=95, servers={**SERVERS, "failures": 9, "alone": 0.1}
     ),
@@ -339,8 +346,10 @@ def test_only_where_there_are_several_ranks_can_another_one_come_late():
 
 def test_outliers_on_cores_that_others_want_too_say_so():
     slow = {60: ("backward", 4.0), 150: ("backward", 4.0)}
-    told = [str(judged(phases=CPU, slow_steps=slow, pressure=pressure).findings[0].evidence) for pressure in (60, 2)]
-    assert "waits for a core in 60 % of the time" in told[0] and "waits for a core" not in told[1]
+    reported = [
+        str(judged(phases=CPU, slow_steps=slow, pressure=pressure).findings[0].evidence) for pressure in (60, 2)
+    ]
+    assert "waits for a core in 60 % of the time" in reported[0] and "waits for a core" not in reported[1]
 
 
 def test_all_steps_become_fewer_with_a_larger_batch_the_slow_ones_too():

@@ -81,7 +81,7 @@ def by_sagemakers_agent(measured: Measurements, folder: Path) -> Path:
     return folder
 
 
-def told(folder: Path) -> tuple[Diagnosis, dict]:
+def reported(folder: Path) -> tuple[Diagnosis, dict]:
     """The diagnosis of what lies in a folder, and its report for machines without the folder's name."""
     found = Diagnosis(read(str(folder)))
     return found, {name: value for name, value in found.to_dict().items() if name != "source"}
@@ -113,8 +113,8 @@ def test_sagemakers_files_give_the_report_that_ours_give(case, tmp_path):
     for part in ("ours", "theirs"):
         if measured.ranks:
             write(Measurements(**{**vars(measured), "hosts": {}}), tmp_path / part)
-    ours, ours_told = told(by_our_monitor(measured, tmp_path / "ours"))
-    theirs, theirs_told = told(by_sagemakers_agent(measured, tmp_path / "theirs"))
+    ours, ours_told = reported(by_our_monitor(measured, tmp_path / "ours"))
+    theirs, theirs_told = reported(by_sagemakers_agent(measured, tmp_path / "theirs"))
     assert theirs.findings[0].kind == case[0], "and it is the right one"
     assert theirs_told == ours_told, "every finding, share, gain, percentile and phase"
     assert str(theirs).splitlines()[1:] == str(ours).splitlines()[1:]
@@ -124,8 +124,8 @@ def test_what_ours_hold_besides_adds_to_the_report_and_changes_no_number(tmp_pat
     """Cores that the cgroup allows and its throttling: SageMaker's agent does not tell them, and the report says so."""
     measured = plant(**PLANTED["data_bound", "all cores full, half-idle GPU, system metrics alone"])
     limits = {("cgroup", "UsableCores", ""): 8.0, ("cgroup", "CPUThrottledPercent", ""): 0.0}
-    ours, ours_told = told(by_our_monitor(measured, tmp_path / "ours", limits))
-    theirs, theirs_told = told(by_sagemakers_agent(measured, tmp_path / "theirs"))
+    ours, ours_told = reported(by_our_monitor(measured, tmp_path / "ours", limits))
+    theirs, theirs_told = reported(by_sagemakers_agent(measured, tmp_path / "theirs"))
     for one, other in zip(ours.findings, theirs.findings, strict=True):
         assert (one.kind, one.share, one.gain, one.fixes) == (other.kind, other.share, other.gain, other.fixes)
     theirs_use = {use["resource"]: use for use in theirs_told["use"]}
@@ -140,15 +140,15 @@ def test_a_healthy_job_is_accused_by_neither(phases, tmp_path):
     measured = plant(phases=phases, ranks=2, gpu=96 if phases is GPU else None, cores=8, busy=3)
     for part in ("ours", "theirs"):
         write(Measurements(**{**vars(measured), "hosts": {}}), tmp_path / part)
-    _, ours = told(by_our_monitor(measured, tmp_path / "ours"))
-    _, theirs = told(by_sagemakers_agent(measured, tmp_path / "theirs"))
+    _, ours = reported(by_our_monitor(measured, tmp_path / "ours"))
+    _, theirs = reported(by_sagemakers_agent(measured, tmp_path / "theirs"))
     assert ours == theirs and theirs["findings"] == []
 
 
 def test_what_debuggers_framework_profiling_left_beside_is_passed_over(tmp_path):
     """Timelines of the retired framework profiling, in smdebug's layout: other times than a step's, and no torch 2 writes them."""
     measured = plant(**PLANTED["storage_bound", "system metrics alone"])
-    _, alone = told(by_sagemakers_agent(measured, tmp_path / "alone"))
+    _, alone = reported(by_sagemakers_agent(measured, tmp_path / "alone"))
     folder = by_sagemakers_agent(measured, tmp_path / "beside")
     events = [
         {"name": "process_name", "ph": "M", "pid": 0, "args": {"start_time_since_epoch_in_micros": 1800000000000000}},
@@ -164,4 +164,4 @@ def test_what_debuggers_framework_profiling_left_beside_is_passed_over(tmp_path)
     place = folder / "profiler-output/framework/pevents/2027011508/1800000002664345_9-algo-1_pythontimeline.json"
     place.parent.mkdir(parents=True)
     place.write_text(json.dumps(events))
-    assert told(folder)[1] == alone
+    assert reported(folder)[1] == alone

@@ -39,7 +39,7 @@ def fixes(*parts: Part, fix: Fix | None = None, kind: str = "any", planted: dict
     return [*for_script(finding, Evidence(dataclasses.replace(run, script=seen))).fixes]
 
 
-def told(*parts: Part, **more: Any) -> str:
+def reported(*parts: Part, **more: Any) -> str:
     [fix] = fixes(*parts, **more)
     return str(fix)
 
@@ -57,7 +57,7 @@ def kit(name: str, value: Any, now: Any = None) -> Fix:
 )
 def test_advice_is_for_those_who_can_follow_it(scope, by_launcher, kept):
     advice = Fix(setting=None, value="another input mode", scope=scope)
-    assert told(fix=advice, by_launcher=by_launcher) == ("another input mode" if kept else NOTHING)
+    assert reported(fix=advice, by_launcher=by_launcher) == ("another input mode" if kept else NOTHING)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_advice_is_for_those_who_can_follow_it(scope, by_launcher, kept):
     ids=str,
 )
 def test_a_setting_of_the_kits_is_kept_where_a_script_has_it_otherwise(fix, kept):
-    assert (told(loader(), fix=fix) != NOTHING) == kept
+    assert (reported(loader(), fix=fix) != NOTHING) == kept
 
 
 @pytest.mark.parametrize(("now", "kept"), [(None, True), (True, False)])
@@ -96,8 +96,8 @@ def test_the_gain_of_a_fix_that_a_script_has_already_goes_with_it(now, kept):
 )
 def test_an_environment_variable_is_a_key_of_the_config_or_the_commands(now, by_launcher, said):
     fix = Fix(setting="environment.OMP_NUM_THREADS", value=2, now=now)
-    assert told(fix=fix, by_launcher=by_launcher) == said
-    assert told(fix=Fix(setting="distribution", value="torchrun")) == "distribution=torchrun"
+    assert reported(fix=fix, by_launcher=by_launcher) == said
+    assert reported(fix=Fix(setting="distribution", value="torchrun")) == "distribution=torchrun"
 
 
 # DataLoader
@@ -115,21 +115,21 @@ def test_an_environment_variable_is_a_key_of_the_config_or_the_commands(now, by_
     ids=["no loader", "its own", "transformers'", "a library's", "that of evaluations"],
 )
 def test_workers_are_set_where_the_loader_is_made(parts, said):
-    assert told(*parts, fix=kit("num_workers", 2)) == said
+    assert reported(*parts, fix=kit("num_workers", 2)) == said
 
 
 @pytest.mark.parametrize(("usable", "workers"), [(3.7, 3), (0.5, 1)])
 def test_as_many_workers_as_there_are_cores(usable, workers):
     fix = kit("num_workers", "auto")
-    assert told(loader(), fix=fix, planted={"usable": usable}).endswith(f"set num_workers={workers}")
-    assert "num_workers" not in told(loader(), fix=fix, planted={"system": False}), "nobody knows the cores"
+    assert reported(loader(), fix=fix, planted={"usable": usable}).endswith(f"set num_workers={workers}")
+    assert "num_workers" not in reported(loader(), fix=fix, planted={"system": False}), "nobody knows the cores"
 
 
 def test_two_loaders_a_step_make_no_parts_of_a_batch():
     """As FixMatch's do, of labelled and of unlabelled images."""
     fix = kit("global_batch_size", 2048, now=512)
     both = (loader(batch_size=64), part("loader", 43, "DataLoader(unlabelled)", role="training", batch_size=448))
-    assert told(*both, fix=fix, planted={"settings": {"global_batch_size": 512}}).startswith("a larger batch")
+    assert reported(*both, fix=fix, planted={"settings": {"global_batch_size": 512}}).startswith("a larger batch")
     assert Script(parts=both).settings().get("batch_size_per_device") is None
     assert Script(parts=both[:1]).settings()["batch_size_per_device"] == 64
 
@@ -147,15 +147,15 @@ def test_two_loaders_a_step_make_no_parts_of_a_batch():
 def test_a_larger_batch_is_one_of_each_process(settings, said):
     """Four times the images of two processes."""
     planted = {"ranks": 2, "settings": settings}
-    assert said in told(loader(), fix=kit("global_batch_size", 1024, now=256), planted=planted)
+    assert said in reported(loader(), fix=kit("global_batch_size", 1024, now=256), planted=planted)
 
 
 def test_fewer_parts_are_larger_batches():
     planted = {"settings": {"global_batch_size": 256, "batch_size_per_device": 32}}
-    said = told(loader(), fix=kit("batch_size_per_device", "auto", now=32), planted=planted)
+    said = reported(loader(), fix=kit("batch_size_per_device", "auto", now=32), planted=planted)
     assert "DataLoader(batch_size=32) at train.py:42: set batch_size=256" in said and "accumulate 8 times fewer" in said
     unknown = {"settings": {"global_batch_size": None}}
-    assert "set batch_size=1" in told(loader(), fix=kit("batch_size_per_device", "auto"), planted=unknown)
+    assert "set batch_size=1" in reported(loader(), fix=kit("batch_size_per_device", "auto"), planted=unknown)
 
 
 TEXT = "loader = DataLoader(data, num_workers=args.workers)"
@@ -186,7 +186,7 @@ def test_an_argument_of_the_script_is_named_where_the_line_takes_it(arguments, t
 
 def test_arguments_are_of_no_use_without_a_loader_or_for_what_they_do_not_name():
     given = dict(planted={"settings": {"num_workers": 4}}, arguments={"workers": 4})
-    assert told(fix=kit("num_workers", 2), **given) == "DataLoader(num_workers=2)"
+    assert reported(fix=kit("num_workers", 2), **given) == "DataLoader(num_workers=2)"
     kept, *_ = fixes(loader(text=TEXT), kind="slow_epoch_starts", **given)
     assert "persistent_workers=True (the" in str(kept)
 
@@ -216,12 +216,12 @@ STEP, BACKWARD = part("step", 73, "optimizer.step()"), part("backward", 72, "los
     ],
 )  # fmt: skip
 def test_precision_is_set_around_the_forward_pass_or_by_the_framework(parts, value, said):
-    assert told(*parts, fix=kit("precision", value, now="fp32")).endswith(said)
+    assert reported(*parts, fix=kit("precision", value, now="fp32")).endswith(said)
 
 
 def test_autocast_is_for_the_runs_own_device():
     for device, name in (("xpu", "xpu"), (None, "cuda")):
-        said = told(MODEL, fix=kit("precision", "bf16"), planted={"facts": {"device": device}})
+        said = reported(MODEL, fix=kit("precision", "bf16"), planted={"facts": {"device": device}})
         assert said.startswith(f"torch.autocast('{name}'")
 
 
@@ -236,7 +236,7 @@ def test_autocast_is_for_the_runs_own_device():
     ],
 )  # fmt: skip
 def test_a_model_is_compiled_before_its_first_call(parts, value, said):
-    assert told(*parts, fix=kit("compile", value, now=not value)) == said
+    assert reported(*parts, fix=kit("compile", value, now=not value)) == said
 
 
 # Pauses
@@ -253,7 +253,7 @@ def test_a_model_is_compiled_before_its_first_call(parts, value, said):
     ],
 )  # fmt: skip
 def test_checkpoints_are_written_less_often_by_the_line_or_the_framework(parts, said):
-    assert told(*parts, fix=kit("checkpoint_every", 500)) == said
+    assert reported(*parts, fix=kit("checkpoint_every", 500)) == said
 
 
 HELD_OUT = loader(line=50, text="held_out = DataLoader(test)", role="evaluation", num_workers=0)
@@ -271,7 +271,7 @@ HELD_OUT = loader(line=50, text="held_out = DataLoader(test)", role="evaluation"
 def test_evaluations_are_made_less_often(parts, said):
     """Five of them in 200 steps."""
     planted = {"evaluate": (40, 10.0), "checkpoint": (10, 1.0)}
-    assert told(*parts, fix=kit("evaluate_every", 3), planted=planted) == said
+    assert reported(*parts, fix=kit("evaluate_every", 3), planted=planted) == said
 
 
 @pytest.mark.parametrize(
@@ -285,11 +285,11 @@ def test_evaluations_are_made_less_often(parts, said):
     ],
 )
 def test_evaluations_get_workers_where_they_have_none_and_cores_are_there(parts, usable, said):
-    assert told(*parts, kind="evaluation_stalls", planted={"usable": usable}).startswith(said)
+    assert reported(*parts, kind="evaluation_stalls", planted={"usable": usable}).startswith(said)
 
 
 def test_evaluations_get_no_workers_where_nobody_knows_the_cores():
-    assert told(HELD_OUT, kind="evaluation_stalls", planted={"system": False}) == NOTHING
+    assert reported(HELD_OUT, kind="evaluation_stalls", planted={"system": False}) == NOTHING
 
 
 # What is no setting
@@ -312,14 +312,14 @@ OWN = {"class": "Food", "file": "food.py", "line": 12}
 def test_a_samples_work_is_that_of_its_dataset(dataset, said, at):
     [fix] = fixes(loader(dataset=dataset), kind="data_bound", lines=(line(14, 0.4, "data_wait"),))
     assert str(fix).startswith(said + "smaller images") and str(fix.at) == at
-    assert "one file for many samples" in told(loader(dataset=dataset), kind="storage_bound")
+    assert "one file for many samples" in reported(loader(dataset=dataset), kind="storage_bound")
 
 
 def test_without_workers_a_samples_work_is_the_training_threads_own():
     seen = dict(kind="data_bound", lines=(line(14, 0.4, "data_wait"),))
     none = {"settings": {"num_workers": 0}}
-    assert told(loader(dataset=OWN), planted=none, **seen).startswith("`work()` at train.py:14 takes 40 % of the")
-    assert "sample of Food" in told(loader(dataset=OWN), planted=none, kind="data_bound")
+    assert reported(loader(dataset=OWN), planted=none, **seen).startswith("`work()` at train.py:14 takes 40 % of the")
+    assert "sample of Food" in reported(loader(dataset=OWN), planted=none, kind="data_bound")
 
 
 @pytest.mark.parametrize(
@@ -338,11 +338,11 @@ def test_copies_come_from_pinned_memory(parts, said, at):
 def test_a_line_is_named_where_it_takes_a_third_of_what_the_finding_does():
     """The finding takes three tenths of the time."""
     heavy, light = line(66, 0.11), line(67, 0.09)
-    assert told(kind="gpu_starved", lines=(heavy, light)).startswith("`work()` at train.py:66 takes 11 %")
-    assert told(kind="gpu_starved", lines=(light,)) == NOTHING
-    assert "move it out of the step" in told(kind="gpu_starved", lines=(heavy,))
-    assert "see whether these steps wait there" in told(kind="step_outliers", lines=(heavy,))
-    assert "train.py:67" in told(kind="slow_rank", lines=(heavy,), other_ranks={1: (line(67, 0.2),)})
+    assert reported(kind="gpu_starved", lines=(heavy, light)).startswith("`work()` at train.py:66 takes 11 %")
+    assert reported(kind="gpu_starved", lines=(light,)) == NOTHING
+    assert "move it out of the step" in reported(kind="gpu_starved", lines=(heavy,))
+    assert "see whether these steps wait there" in reported(kind="step_outliers", lines=(heavy,))
+    assert "train.py:67" in reported(kind="slow_rank", lines=(heavy,), other_ranks={1: (line(67, 0.2),)})
 
 
 @pytest.mark.parametrize(
@@ -366,18 +366,18 @@ def test_workers_that_start_with_every_epoch_stay(made, workers, advised):
 )
 def test_gradients_are_compressed_by_a_hook_of_ddp(name, advised):
     parts = [part("data_parallel", 25, "model = DDP(model)", **{"class": name})] if name else []
-    said = told(*parts, kind="communication_bound")
+    said = reported(*parts, kind="communication_bound")
     assert said.startswith("register_comm_hook") == advised and ("at train.py:25: half the bytes" in said) == advised
 
 
 def test_a_number_that_is_read_at_every_step_is_read_less_often():
     waits = dataclasses.replace(line(88, 0.5), at=Address("train.py", 88, "total += loss.item()"))
-    said = told(kind="synchronising_calls", lines=(waits,))
+    said = reported(kind="synchronising_calls", lines=(waits,))
     assert said.startswith("`total += loss.item()` at train.py:88 waits for the GPU at every step")
-    assert told(kind="synchronising_calls", lines=(line(88, 0.5),)) == NOTHING
+    assert reported(kind="synchronising_calls", lines=(line(88, 0.5),)) == NOTHING
 
 
 @pytest.mark.parametrize(("scaler", "said"), [((), True), ((part("scaler", 3, enabled=False),), True), ((part("scaler", 3, enabled=True),), False)], ids=["none", "off", "on"])  # fmt: skip
 def test_fp16_comes_with_a_scaler(scaler, said):
-    assert ("torch.amp.GradScaler" in told(*scaler, fix=kit("precision", "fp16", "fp32"))) == said
-    assert "GradScaler" not in told(*scaler, fix=kit("precision", "bf16", "fp32"))
+    assert ("torch.amp.GradScaler" in reported(*scaler, fix=kit("precision", "fp16", "fp32"))) == said
+    assert "GradScaler" not in reported(*scaler, fix=kit("precision", "bf16", "fp32"))

@@ -63,13 +63,13 @@ def test_servers_that_would_do_and_that_steps_wait_for_get_one_core_more():
 
 def network_bound(**more: object) -> Measurements:
     """Two training hosts of four ranks, four that serve; 512 images in 1.246 s, a fifth of them made by the ranks, and 80 % waited for."""
-    servers = {**SERVERS, "hosts": 4, "threads": 16, "milliseconds": 2.0, "on_the_way": 0.6, "alone": 0.2}
+    servers = {**SERVERS, "hosts": 4, "threads": 16, "milliseconds": 2.0, "in_flight": 0.6, "alone": 0.2}
     settings = {"global_batch_size": 512}
     return plant(
         phases=gpu_step(data_wait=1.0),
         gpu=20,
         ranks=8,
-        ranks_a_host=4,
+        ranks_per_host=4,
         noise=0.0,
         settings=settings,
         servers=servers,
@@ -147,13 +147,15 @@ def test_processes_that_would_each_train_a_model_of_their_own_are_joined(ranks, 
 
 
 def test_a_group_of_hosts_grows_by_whole_hosts_that_share_the_batch():
-    measured = receiving_bound(0.5, ranks=8, ranks_a_host=4)  # 67 % of a step waits: 23.05 processes, six hosts of four
+    measured = receiving_bound(
+        0.5, ranks=8, ranks_per_host=4
+    )  # 67 % of a step waits: 23.05 processes, six hosts of four
     finding = receiving(measured)
     [hosts, _] = finding.fixes
     assert (hosts.setting, hosts.now, hosts.value) == ("compute.instance_groups.0.instance_count", 2, 8)
     assert hosts.why == "24 processes receive what 8 compute; the global batch stays the same"
     assert "receiving 0.24" in finding.gain.formula, "four times as many hosts"
-    other = receiving(receiving_bound(0.5, batch=272, ranks=8, ranks_a_host=4))
+    other = receiving(receiving_bound(0.5, batch=272, ranks=8, ranks_per_host=4))
     assert other.fixes[0].value == 17, "4 processes each, of which only 68 share a batch of 272"
     words = receiving(with_facts(measured, training_group=None))
     assert (words.fixes[0].setting, words.fixes[0].value) == (None, "24 training processes instead of 8")
@@ -161,7 +163,7 @@ def test_a_group_of_hosts_grows_by_whole_hosts_that_share_the_batch():
 
 
 def test_ranks_whose_record_is_elsewhere_receive_too():
-    measured = receiving_bound(0.5, ranks=8, ranks_a_host=4)
+    measured = receiving_bound(0.5, ranks=8, ranks_per_host=4)
     half = dataclasses.replace(measured, ranks=measured.ranks[:4])
     assert receiving(half).fixes[0].why.startswith("24 processes receive what 8 compute")
     unknown = dataclasses.replace(half, facts={name: one for name, one in half.facts.items() if name != "world_size"})
@@ -170,7 +172,7 @@ def test_ranks_whose_record_is_elsewhere_receive_too():
 
 def test_hosts_of_one_machine_get_processes_each_and_its_gpus_are_what_they_are():
     phases = {**CPU, "data_wait": sum(CPU.values())}  # half of a step waits: 7.2 processes
-    on_cpus = receiving_bound(0.0, 0.9, phases=phases, gpu=None, ranks=4, ranks_a_host=2, facts={"one_machine": True})
+    on_cpus = receiving_bound(0.0, 0.9, phases=phases, gpu=None, ranks=4, ranks_per_host=2, facts={"one_machine": True})
     finding = receiving(on_cpus)
     [processes, _] = finding.fixes
     assert (processes.setting, processes.now, processes.value) == ("compute.processes_per_host", 2, 4)

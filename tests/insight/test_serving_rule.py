@@ -113,7 +113,7 @@ def test_threads_that_were_lost_count_for_what_a_host_has():
 
 
 def test_the_bandwidth_to_take_is_what_the_steps_take_when_they_wait_for_nothing():
-    finding = found("servers_network_bound", planted(1.0, hosts=2, milliseconds=2.0, on_the_way=20.0))
+    finding = found("servers_network_bound", planted(1.0, hosts=2, milliseconds=2.0, in_flight=20.0))
     # 256 images of 150 kB in 0.246 s are 156 MB/s, or 1.25 Gbit/s, from two hosts
     assert "1.25 Gbit/s for each training host, 0.624 Gbit/s for each serving host" in finding.fixes[0].value
     assert "156 MB/s" in finding.fixes[0].why and "a training host receives 30.8 MB/s of images" in str(
@@ -151,17 +151,17 @@ def test_receiving_on_this_machine_wants_more_processes_on_its_host():
 )  # fmt: skip
 def test_the_busier_of_servers_and_receiving_is_the_limit_from_85_percent_on(busy, receiving, kind):
     milliseconds = 1000 * busy * 8 * 0.346 / 256
-    report = judged(planted(0.104, milliseconds=milliseconds, receiving=receiving, on_the_way=2.0))
+    report = judged(planted(0.104, milliseconds=milliseconds, receiving=receiving, in_flight=2.0))
     assert [finding.kind for finding in report.findings] == ([kind] if kind else [])
     if kind is None:
         [unknown] = [one for one in report.not_measured if "servers" in one.what]
         assert "nothing is at its limit" in unknown.reason
 
 
-@pytest.mark.parametrize(("on_the_way", "network"), [(3.9, False), (4.1, True)])
-def test_the_network_is_the_limit_where_as_many_parts_travel_as_are_made(on_the_way, network):
+@pytest.mark.parametrize(("in_flight", "network"), [(3.9, False), (4.1, True)])
+def test_the_network_is_the_limit_where_as_many_parts_travel_as_are_made(in_flight, network):
     milliseconds = 1000 * 0.5 * 8 * 0.346 / 256  # 4 threads of 8
-    kinds = [one.kind for one in judged(planted(0.104, milliseconds=milliseconds, on_the_way=on_the_way)).findings]
+    kinds = [one.kind for one in judged(planted(0.104, milliseconds=milliseconds, in_flight=in_flight)).findings]
     assert kinds == (["servers_network_bound"] if network else [])
 
 
@@ -266,9 +266,9 @@ def test_a_run_whose_servers_failed_says_so_in_every_form(tmp_path):
             assert "38,400 images came from other hosts (8 threads)" in flat
             assert "12,800 were made by the training processes" in flat and "servers failed 3 times" in flat
             assert "2 parts of batches were late" in flat
-        told = json.loads(json.dumps(shown.to_dict()))["servers"]
-        assert (told["images"], told["alone"], told["failures"], told["late"]) == (38400, 12800, 3, 2)
-        assert told["usual"]["threads"] == 8
+        reported = json.loads(json.dumps(shown.to_dict()))["servers"]
+        assert (reported["images"], reported["alone"], reported["failures"], reported["late"]) == (38400, 12800, 3, 2)
+        assert reported["usual"]["threads"] == 8
     quiet = Diagnosis(planted(0.004))
     assert "failed" not in str(quiet) and "made by the training" not in str(quiet)
     assert (

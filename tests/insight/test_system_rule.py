@@ -49,11 +49,11 @@ def test_the_share_is_what_shows_most_of_the_quota(changed, share):
 
 def test_the_evidence_names_the_quotas_cores_and_how_they_are_used():
     found = throttled(throttled=30, gpu=40)
-    told = ["throttled 30 % of the time; cores of the quota: algo-1 2", "80 % of them in use", "GPUs idle 60 % of the time"]  # fmt: skip
-    assert [*found.evidence] == told and len(throttled(throttled=30).evidence) == 2
+    reported = ["throttled 30 % of the time; cores of the quota: algo-1 2", "80 % of them in use", "GPUs idle 60 % of the time"]  # fmt: skip
+    assert [*found.evidence] == reported and len(throttled(throttled=30).evidence) == 2
 
 
-def test_a_quota_on_a_host_whose_cores_were_not_watched_is_told_without_them():
+def test_a_quota_on_a_host_whose_cores_were_not_watched_is_reported_without_them():
     times = np.arange(60.0)
     gpus = {"gpu0": Series(times, np.full(60, 40.0))}
     host = Host(name="algo-1", gpus=gpus, throttled=Series(times, np.full(60, 30.0)))
@@ -141,9 +141,9 @@ def test_memory_that_grows_in_the_steps_is_found_after_any_start():
     assert first.evidence == ("algo-1: 12 percentage points in the last 36 s, 80 % at the end and rising",)
 
 
-def test_too_few_samples_in_the_steps_are_told():
-    told = system.host_memory(Evidence(loading(300, 8)))
-    assert isinstance(told, NotMeasured) and told.reason == "fewer than 20 samples while steps ran"
+def test_too_few_samples_in_the_steps_are_reported():
+    reported = system.host_memory(Evidence(loading(300, 8)))
+    assert isinstance(reported, NotMeasured) and reported.reason == "fewer than 20 samples while steps ran"
 
 
 def test_fewer_than_twenty_samples_show_no_trend():

@@ -157,7 +157,7 @@ def test_cores_are_judged_in_usual_steps_too():
     )
     evidence = Evidence(dataclasses.replace(run, hosts={"algo-1": changed}))
     assert evidence.busy == evidence.throttled == evidence.pressure == 0.25
-    assert evidence.full == evidence.pegged == evidence.waiting_cores == 0.0
+    assert evidence.full == evidence.saturated == evidence.waiting_cores == 0.0
 
 
 def test_of_a_run_with_few_samples_in_usual_steps_those_in_slow_ones_count_too():
@@ -304,7 +304,7 @@ def test_without_timed_steps_a_run_is_judged_from_its_gpus_first_sample_of_work(
 
 
 def test_a_host_whose_record_did_not_come_back_has_its_share_of_the_ranks():
-    both = plant(phases=STEP, ranks=2, ranks_a_host=1, cpu_seconds=0.4, worker_cpu_seconds=0.2, facts={"hosts": 2})
+    both = plant(phases=STEP, ranks=2, ranks_per_host=1, cpu_seconds=0.4, worker_cpu_seconds=0.2, facts={"hosts": 2})
     one = dataclasses.replace(both, hosts={"algo-1": both.hosts["algo-1"]})
     assert Evidence(both).ranks_each == Evidence(one).ranks_each == 1
     assert neighbours(Evidence(one)) == neighbours(Evidence(both))

@@ -20,7 +20,7 @@ PHASES = {"data_wait": 0.02, "student_forward": 0.06, "backward": 0.11, "grad_sy
 """0.2 s a step, of which a tenth waits for data and a tenth for gradients."""
 
 ABOUT = {
-    "gflop_an_image": [27.5],
+    "gflop_per_image": [27.5],
     "peak_tflops": {"bf16": 312.0},
     "peak_source": "https://www.nvidia.com/en-us/data-center/a100/",
     "why_no_mfu": "",
@@ -112,7 +112,7 @@ def test_more_than_the_peak_is_said_to_be_a_mistake():
 
 
 def test_without_a_peak_the_reason_is_said_and_of_other_scripts_nothing():
-    lacking = {"gflop_an_image": [27.5], "why_no_mfu": "no peak is known for this device (CPU)"}
+    lacking = {"gflop_per_image": [27.5], "why_no_mfu": "no peak is known for this device (CPU)"}
     said = utilisation.said(Evidence(measured(None, lacking)))
     assert said == "the models' own arithmetic is 90 TFLOP/s a process; no MFU: no peak is known for this device (CPU)"
     silent = Evidence(plant(phases=PHASES))
@@ -160,7 +160,7 @@ START = {
         ({"kind": "arithmetic", "why_no_mfu": "torch 2.0.1 does not count operations: 2.1 and later do"}, True),
         ({"kind": "arithmetic"}, False),
         ({"kind": "arithmetic", **ABOUT, "peak_tflops": {"bf16": 0.0}}, False),
-        ({"kind": "arithmetic", **ABOUT, "gflop_an_image": 27.5}, False),
+        ({"kind": "arithmetic", **ABOUT, "gflop_per_image": 27.5}, False),
         ({"kind": "arithmetic", **ABOUT, "why_no_mfu": None}, False),
     ],
 )

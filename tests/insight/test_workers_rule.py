@@ -190,7 +190,9 @@ def test_where_no_gpu_was_watched_all_that_its_thread_waits_is_lost():
     assert finding.kind == "noisy_neighbour" and finding.share == pytest.approx(0.3, abs=0.01)
 
 
-SUSPECT = dict(phases=STEP, noise=0.3, cores=8, busy=4.0, pegged=1, gpu=50, settings={"num_workers": 8}, throttled=None)
+SUSPECT = dict(
+    phases=STEP, noise=0.3, cores=8, busy=4.0, saturated=1, gpu=50, settings={"num_workers": 8}, throttled=None
+)
 """Steps that swing, a full core and an idle GPU; nothing was recorded of the training thread."""
 
 
@@ -207,7 +209,7 @@ def suspect(**changed) -> bool:
         ({"cores": 1, "usable": 1.0, "busy": 1.0, "settings": {"num_workers": 1}}, False),
         ({"gpu": 67}, True),
         ({"gpu": 73}, False),
-        ({"pegged": 0}, False),
+        ({"saturated": 0}, False),
         ({"noise": 0.05}, False),
         ({"phases": {**STEP, "data_wait": 0.2}}, False),
         ({"phases": {**STEP, "grad_sync": 0.2}, "ranks": 2}, False),

@@ -11,15 +11,15 @@ import launcher
 
 
 def test_a_default_batch_that_does_not_divide_is_found_before_the_hosts_start():
-    def told(hosts: int, **settings: int) -> list[tuple[str, str]]:
+    def reported(hosts: int, **settings: int) -> list[tuple[str, str]]:
         values = {"name": "a", "script": "train_classifier.py", "distribution": "torchrun", "hyperparameters": settings}
         plan = launcher.plan(launcher.from_values({**values, "compute": {"instance_count": hosts}}))
         return [(one.found, one.fix) for one in plan.errors if one.key == "hyperparameters.global_batch_size"]
 
     wrong = "do not divide evenly among 3 processes"
-    assert told(3) == [(f"64 images, the default, {wrong}", "write global_batch_size: 63 or 66")]
-    assert told(3, global_batch_size=2) == [(f"2 images {wrong}", "write global_batch_size: 3")]
-    assert told(2) == told(3, global_batch_size=6) == []
+    assert reported(3) == [(f"64 images, the default, {wrong}", "write global_batch_size: 63 or 66")]
+    assert reported(3, global_batch_size=2) == [(f"2 images {wrong}", "write global_batch_size: 3")]
+    assert reported(2) == reported(3, global_batch_size=6) == []
 
 
 def told_of_images(folder: Path, hosts: int = 1, **values) -> list[tuple[str, str]]:

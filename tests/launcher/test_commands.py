@@ -170,8 +170,8 @@ def test_an_attached_terminal_that_closes_leaves_the_run_alone(config):
 def test_overrides_may_stand_after_options(config):
     done = typed("plan", config("x = 1"), "--hosts", "2", "distribution=torchrun", "compute.max_hours=3")
     assert done.returncode == 0 and "2 hosts, at most 3 h" in done.stdout
-    told = typed("plan", config("x = 1"), "--hots", "2").stderr
-    assert "unrecognized arguments: --hots; did you mean --hosts?" in told
+    reported = typed("plan", config("x = 1"), "--hots", "2").stderr
+    assert "unrecognized arguments: --hots; did you mean --hosts?" in reported
 
 
 def test_a_store_that_cannot_be_used_is_an_error_without_traceback(config, tmp_path):

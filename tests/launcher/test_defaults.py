@@ -164,14 +164,14 @@ def test_python_gets_them_too_and_a_replay_keeps_what_its_run_had(here, capsys):
         "eu-central-1",
         {"team": "vision", "stage": "dev"},
     )
-    code, _, told = typed(capsys, "replay", done.name, "profile=production")
-    assert code == 2 and "keeps the role, region and network that it had" in told
+    code, _, reported = typed(capsys, "replay", done.name, "profile=production")
+    assert code == 2 and "keeps the role, region and network that it had" in reported
 
 
 def test_every_mistake_in_both_files_and_the_config_is_reported_at_once(here, capsys):
     write(defaults.user_file(), "regoin: eu-west-1\noutput: acme\nenvironment: {A: b}\nprofiles: {a b: {}, c: 3}")
     write(here / defaults.PROJECT_FILE, "hyperparameters: {epochs: 1}\nimage: {python: py312}\ntags: {api_key: abc}")
-    code, _, told = typed(capsys, "plan", str(config(nmae="x")))
+    code, _, reported = typed(capsys, "plan", str(config(nmae="x")))
     assert code == 2
     user = defaults.user_file()
     for line in (
@@ -186,8 +186,8 @@ def test_every_mistake_in_both_files_and_the_config_is_reported_at_once(here, ca
         "launcher-defaults.yaml: image (line 2): python without framework_version",
         "launcher-defaults.yaml: tags.api_key (line 3): what seems to be a secret",
     ):
-        assert line in told, told
-    assert "abc" not in told, "what may be a secret is not printed"
+        assert line in reported, reported
+    assert "abc" not in reported, "what may be a secret is not printed"
 
 
 def test_a_profile_that_is_nowhere_is_refused_with_those_there_are(here):
@@ -214,14 +214,14 @@ def test_defaults_are_set_and_shown_by_a_command(here, capsys):
     }
     assert typed(capsys, "defaults", "profile=far", "region=ap-east-1", "network.isolation=true")[0] == 0
     code, shown, _ = typed(capsys, "defaults", "profile=far", "--json")
-    told = json.loads(shown)
-    assert {one["key"]: one["value"] for one in told["defaults"]} == {
+    reported = json.loads(shown)
+    assert {one["key"]: one["value"] for one in reported["defaults"]} == {
         "image": {"framework_version": "2.10", "python": "py313"},
         "network.isolation": True,
         "region": "ap-east-1",
         "tags.cost": "4711",
     }
-    assert told["profiles"] == ["far"] and told["files"]["user"] == str(file)
+    assert reported["profiles"] == ["far"] and reported["files"]["user"] == str(file)
     assert typed(capsys, "defaults", "region=", "--project")[0] == 0
     assert typed(capsys, "defaults", "tags.team=ours", "--project")[0] == 0
     code, shown, _ = typed(capsys, "defaults")
@@ -235,15 +235,15 @@ def test_defaults_are_set_and_shown_by_a_command(here, capsys):
 def test_a_command_that_would_write_a_wrong_default_writes_nothing(here, capsys):
     before = defaults.user_file().read_text()
     words = ["region=nowhere", "tags.token=abc", "hyperparameters.epochs=1", "nonsense", "profile=a b"]
-    code, _, told = typed(capsys, "defaults", *words)
-    assert code == 2 and "nonsense: no default without a key" in told and "profile: a b" in told
-    code, _, told = typed(capsys, "defaults", *words[:3])
-    assert code == 2 and "region: 'nowhere' (text)" in told and "hyperparameters: no default" in told
-    assert "tags.token: what seems to be a secret" in told and "abc" not in told
+    code, _, reported = typed(capsys, "defaults", *words)
+    assert code == 2 and "nonsense: no default without a key" in reported and "profile: a b" in reported
+    code, _, reported = typed(capsys, "defaults", *words[:3])
+    assert code == 2 and "region: 'nowhere' (text)" in reported and "hyperparameters: no default" in reported
+    assert "tags.token: what seems to be a secret" in reported and "abc" not in reported
     assert defaults.user_file().read_text() == before
     defaults.user_file().write_text("region: [")
-    code, _, told = typed(capsys, "defaults", "region=us-west-2")
-    assert code == 2 and "not YAML" in told and defaults.user_file().read_text() == "region: ["
+    code, _, reported = typed(capsys, "defaults", "region=us-west-2")
+    assert code == 2 and "not YAML" in reported and defaults.user_file().read_text() == "region: ["
     assert typed(capsys, "defaults", "--project")[0] == 2
 
 
@@ -256,13 +256,13 @@ def test_a_file_without_a_default_is_none(here, capsys, text):
 
 
 def test_a_first_config_leaves_out_what_defaults_give(here, capsys):
-    code, told, _ = typed(capsys, "init", "--script", "code/train.py")
-    assert code == 0 and "SageMaker still needs compute.instance_type: to be written into job.yaml\n" in told
+    code, reported, _ = typed(capsys, "init", "--script", "code/train.py")
+    assert code == 0 and "SageMaker still needs compute.instance_type: to be written into job.yaml\n" in reported
     text = Path("job.yaml").read_text()
     assert "SageMaker's role, region, output and image: from your defaults" in text and "# role:" not in text
     defaults.user_file().write_text("region: us-west-2")
-    code, told, _ = typed(capsys, "init", "--script", "code/train.py", "--force")
-    assert "launcher defaults sets role, output and image once, for every job\n" in told
+    code, reported, _ = typed(capsys, "init", "--script", "code/train.py", "--force")
+    assert "launcher defaults sets role, output and image once, for every job\n" in reported
     text = Path("job.yaml").read_text()
     assert "# role: arn" in text and "# region:" not in text and "SageMaker's region: from your defaults" in text
 
@@ -309,23 +309,23 @@ def test_what_is_set_is_unset_and_a_wrong_key_can_be_removed(here, capsys):
     }
     write(file, wrong := "regoin: x  # mine\n# theirs\nregion: us-west-2\nnetwork: 3\n")
     for words in (["tags.team=a"], ["regoin="]):
-        code, out, told = typed(capsys, "defaults", *words)
-        assert code == 2 and "network (line 4): 3 (a whole number)" in told and "which is left as it is" in told
-        assert ("did you mean region?" in told) == (words != ["regoin="]) and "wrote" not in out + told
+        code, out, reported = typed(capsys, "defaults", *words)
+        assert code == 2 and "network (line 4): 3 (a whole number)" in reported and "which is left as it is" in reported
+        assert ("did you mean region?" in reported) == (words != ["regoin="]) and "wrote" not in out + reported
         assert file.read_text() == wrong
     assert typed(capsys, "defaults", "regoin=", "network=", "tags.team=a")[0] == 0
     assert file.read_text() == "# theirs\nregion: us-west-2\ntags: {team: a}\n"
     write(file, "- a\n")
-    code, _, told = typed(capsys, "defaults", "tags.team=a")
-    assert code == 2 and "valid: a mapping with role, region, output" in told and file.read_text() == "- a\n"
-    assert "fix:   write `key: value` lines, for example region: us-west-2" in told
+    code, _, reported = typed(capsys, "defaults", "tags.team=a")
+    assert code == 2 and "valid: a mapping with role, region, output" in reported and file.read_text() == "- a\n"
+    assert "fix:   write `key: value` lines, for example region: us-west-2" in reported
 
 
 @pytest.mark.parametrize("text", ["network: &ours {isolation: false}\nprofiles:\n  far: {network: *ours}\n"])
 def test_a_key_behind_an_alias_is_not_set_somewhere_else(here, capsys, text):
     write(defaults.user_file(), text)
-    code, _, told = typed(capsys, "defaults", "profile=far", "network.isolation=true")
-    assert code == 2 and "edit the file itself" in told and defaults.user_file().read_text() == text
+    code, _, reported = typed(capsys, "defaults", "profile=far", "network.isolation=true")
+    assert code == 2 and "edit the file itself" in reported and defaults.user_file().read_text() == text
 
 
 @pytest.mark.parametrize(
@@ -333,8 +333,8 @@ def test_a_key_behind_an_alias_is_not_set_somewhere_else(here, capsys, text):
     [["tags.api_key=[hunter2pass"], [f"ghp_{'a1B2' * 9}"], [f"=ghp_{'a1B2' * 9}"], [f"profile=ghp_{'a1B2' * 9} x"]],
 )
 def test_a_typed_secret_is_not_printed(here, capsys, words):
-    code, out, told = typed(capsys, "defaults", *words)
-    assert code == 2 and "hunter2pass" not in told + out and "a1B2a1B2" not in told + out
+    code, out, reported = typed(capsys, "defaults", *words)
+    assert code == 2 and "hunter2pass" not in reported + out and "a1B2a1B2" not in reported + out
 
 
 def test_a_machine_without_a_home_and_a_folder_that_is_closed_have_no_defaults_of_ones_own(here, monkeypatch):
@@ -360,8 +360,8 @@ def test_links_rights_and_line_ends_stay(here, capsys, tmp_path):
     assert link.is_symlink() and target.stat().st_mode & 0o777 == 0o600
     assert target.read_bytes().decode() == '# mine\r\nregion: us-west-2\r\ntags: {"123": "ä", "a}": b}\r\n'
     target.unlink()
-    code, _, told = typed(capsys, "defaults", "region=us-west-2")
-    assert code == 2 and "a link to a file that does not exist" in told and link.is_symlink()
+    code, _, reported = typed(capsys, "defaults", "region=us-west-2")
+    assert code == 2 and "a link to a file that does not exist" in reported and link.is_symlink()
 
 
 def test_a_file_of_defaults_is_no_job(here):

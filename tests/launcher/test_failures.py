@@ -38,12 +38,12 @@ PARSES = """
 @pytest.mark.parametrize("values", [{}, RANKS], ids=["one process", "torchrun"])
 def test_wrong_arguments_show_the_parsers_words(script_job, values):
     outcome = ended(script_job, PARSES.format(arguments=["--rate", "x"]), **values)
-    told = outcome["failure"].splitlines()
+    reported = outcome["failure"].splitlines()
     assert (
-        told[0] == "the last lines of its output:"
-        and told[-1] == "train.py: error: argument --rate: invalid float value: 'x'"
+        reported[0] == "the last lines of its output:"
+        and reported[-1] == "train.py: error: argument --rate: invalid float value: 'x'"
     )
-    assert "usage: train.py [-h] [--rate RATE]" in told and outcome["exit_code"] == 2
+    assert "usage: train.py [-h] [--rate RATE]" in reported and outcome["exit_code"] == 2
     assert "parser refuses" in outcome["cause"] and "hyperparameters" in outcome["fix"]
 
 

@@ -357,9 +357,9 @@ def test_init_tells_every_mistake_that_keeps_the_job_from_sagemaker(typed):
         file.truncate(101 * 2**20)
     done = typed("init")
     assert done.returncode == 0 and "it plans without mistakes on this machine\n" in done.stdout, done.stderr
-    told = done.stdout.partition("before it runs on SageMaker:\n")[2]
-    assert told.startswith("  source: 10") and "MiB, most of it weights.bin (101.0 MiB)" in told, done.stdout
-    assert "role: missing" not in told, "which `still needs` says"
+    reported = done.stdout.partition("before it runs on SageMaker:\n")[2]
+    assert reported.startswith("  source: 10") and "MiB, most of it weights.bin (101.0 MiB)" in reported, done.stdout
+    assert "role: missing" not in reported, "which `still needs` says"
 
 
 @pytest.mark.parametrize(
@@ -388,8 +388,8 @@ def test_settings_that_no_class_can_have_are_a_mistake_and_no_traceback(tmp_path
     Path("mine.py").write_text("from mine_settings import Mine\n\n\ndef main(settings: Mine):\n    pass\n")
     for words in (["explain", "mine.py"], ["init", "job.yaml", "--script", "mine.py"]):
         assert main.main(words) == 2
-        told = capsys.readouterr().err
-        assert "Mine cannot be made: TypeError: non-default argument 'steps' follows default argument" in told
+        reported = capsys.readouterr().err
+        assert "Mine cannot be made: TypeError: non-default argument 'steps' follows default argument" in reported
     assert not Path("job.yaml").exists()
 
 

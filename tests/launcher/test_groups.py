@@ -219,5 +219,7 @@ def test_the_one_group_trains_whether_that_is_said_or_not(count):
     """Else four hosts would each train a model of their own."""
     values = {"name": "x", "script": "train_classifier.py", "hyperparameters": {"model": "resnet18"}}
     values["compute"] = {"instance_groups": [{**GPUS, "instance_count": count}]}
-    told = [issue.found for issue in launcher.plan(launcher.from_values(values)).errors if issue.key == "distribution"]
-    assert told == ["none, with 4 hosts: each process would train its own model"] * (count == 4)
+    reported = [
+        issue.found for issue in launcher.plan(launcher.from_values(values)).errors if issue.key == "distribution"
+    ]
+    assert reported == ["none, with 4 hosts: each process would train its own model"] * (count == 4)

@@ -16,7 +16,7 @@ from tests.conftest import as_in_a_terminal
 from tests.launcher.test_prepare import write_images
 
 
-def told(folders: dict[str, str], key: str, **values) -> list[launcher.Issue]:
+def reported(folders: dict[str, str], key: str, **values) -> list[launcher.Issue]:
     """The errors about a key of a job with these inputs."""
     job = {
         "name": "a",
@@ -32,7 +32,7 @@ def told(folders: dict[str, str], key: str, **values) -> list[launcher.Issue]:
 
 def told_of_classes(root, **values) -> list[str]:
     folders = {name: root / name for name in ("train", "validation")}
-    return [issue.found for issue in told(folders, "inputs.validation", **values)]
+    return [issue.found for issue in reported(folders, "inputs.validation", **values)]
 
 
 STOPS = """
@@ -57,20 +57,20 @@ def test_a_preparation_that_was_stopped_is_no_input_until_the_named_command_has_
     command = [sys.executable, "-c", STOPS, "prepare", "digits", str(target), "--jobs", "1", *how]
     stopped = subprocess.run(command, stderr=subprocess.DEVNULL, preexec_fn=as_in_a_terminal)
     assert stopped.returncode == 130 and len([*split.rglob("*.png"), *split.rglob("train-*.tar")]) == 1
-    [issue] = told({"train": split}, "inputs.train")
+    [issue] = reported({"train": split}, "inputs.train")
     assert issue.found == f"{target} was not finished"
     assert main.main(shlex.split(issue.fix.split(": launcher ")[1])) == 0
-    assert not told({"train": split}, "inputs.train")
+    assert not reported({"train": split}, "inputs.train")
 
 
 def test_a_file_of_the_records_name_that_another_program_wrote_says_nothing(tmp_path):
     write_images(tmp_path, "train/a/1.png", "unlabelled/1.png")
     for text in ("", "[1]", '{"source": {}}', '{"prepared": true}'):
         (tmp_path / "prepared.json").write_text(text)
-        assert not told({"train": tmp_path / "train"}, "inputs.train"), text
+        assert not reported({"train": tmp_path / "train"}, "inputs.train"), text
     (tmp_path / "prepared.json").write_text('{"source": "digits", "unlabelled": true}')
-    assert not told({"train": tmp_path / "train"}, "inputs.train"), "it makes the folder beside this one"
-    assert told({"train": tmp_path / "unlabelled"}, "inputs.train")
+    assert not reported({"train": tmp_path / "train"}, "inputs.train"), "it makes the folder beside this one"
+    assert reported({"train": tmp_path / "unlabelled"}, "inputs.train")
 
 
 def test_channels_of_different_classes_are_found_before_the_start(tmp_path):

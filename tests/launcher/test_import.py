@@ -72,7 +72,7 @@ def test_what_only_the_running_script_knows_is_listed_with_its_line(here, capsys
             """
         )
     )
-    code, told, _ = typed(capsys, "start.py")
+    code, reported, _ = typed(capsys, "start.py")
     assert code == 2, "there is something to fill in"
     for line in (
         "wrote job.yaml from PyTorch, line 9\n",
@@ -88,7 +88,7 @@ def test_what_only_the_running_script_knows_is_listed_with_its_line(here, capsys
         "launcher defaults sets role, region and output once, for every job\n",
         "next: launcher plan job.yaml --on aws\n",
     ):
-        assert line in told, told
+        assert line in reported, reported
     text = Path("job.yaml").read_text()
     assert "#   role: sagemaker.get_execution_role() (line 10)" in text
     assert yaml.safe_load(text) == {
@@ -145,9 +145,9 @@ def test_a_model_trainer_of_sdk_v3_becomes_a_config(here, capsys):
             """
         )
     )
-    code, told, _ = typed(capsys, "start.py", "mine.yaml")
-    assert code == 2 and "data/here" in told, "a folder that is not there"
-    assert "training_mode: SAGEMAKER: no key of a config" in told
+    code, reported, _ = typed(capsys, "start.py", "mine.yaml")
+    assert code == 2 and "data/here" in reported, "a folder that is not there"
+    assert "training_mode: SAGEMAKER: no key of a config" in reported
     assert yaml.safe_load(Path("mine.yaml").read_text()) == {
         "name": "my-job",
         "script": "train.py",
@@ -229,14 +229,16 @@ def test_what_no_config_says_is_said(text, key, why):
 
 def test_one_of_several_estimators_is_chosen_by_its_line(here, capsys):
     Path("two.py").write_text(HEAD + "a = PyTorch('code/train.py')\nb = PyTorch('code/train.py', instance_count=2)\n")
-    code, _, told = typed(capsys, "two.py")
-    assert code == 2 and "valid: PyTorch at line 4; PyTorch at line 5" in told and "choose one: --line 4\n" in told
+    code, _, reported = typed(capsys, "two.py")
+    assert (
+        code == 2 and "valid: PyTorch at line 4; PyTorch at line 5" in reported and "choose one: --line 4\n" in reported
+    )
     assert not Path("job.yaml").exists()
     assert typed(capsys, "two.py", "--line", "7")[0] == 2
     assert "wrote job.yaml from PyTorch, line 5" in typed(capsys, "two.py", "--line", "5")[1]
     assert yaml.safe_load(Path("job.yaml").read_text())["compute"] == {"instance_count": 2}
-    code, _, told = typed(capsys, "two.py", "--line", "4")
-    assert code == 2 and "job.yaml: it exists" in told, "nothing is overwritten unasked"
+    code, _, reported = typed(capsys, "two.py", "--line", "4")
+    assert code == 2 and "job.yaml: it exists" in reported, "nothing is overwritten unasked"
 
 
 @pytest.mark.parametrize(
@@ -256,8 +258,8 @@ def test_one_of_several_estimators_is_chosen_by_its_line(here, capsys):
 def test_what_cannot_be_imported_is_refused_in_words(here, capsys, name, text, said):
     if text is not None:
         Path(name).write_bytes(text if isinstance(text, bytes) else text.encode())
-    code, out, told = typed(capsys, name)
-    assert code == 2 and said in told, told
+    code, out, reported = typed(capsys, name)
+    assert code == 2 and said in reported, reported
     assert not Path("job.yaml").exists()
 
 

@@ -38,10 +38,10 @@ def test_what_is_wrong_comes_first_in_a_line_each_and_last_in_full(script_job):
     assert all(line.startswith(f"  error       inputs.c{number}: ") for number, line in enumerate(lines[1:5]))
     assert lines[5] == "  error       and 2 more, below" and lines[6].startswith("  warning     environment.HF_TOKEN: ")
     assert max(map(len, lines[:7])) <= 110
-    told = "\n".join(lines[lines.index("  errors") :])
+    reported = "\n".join(lines[lines.index("  errors") :])
     for issue in plan.issues:
-        assert issue.fix in told and issue.key in told
-    assert "nothing has started" not in told, "it cannot be started"
+        assert issue.fix in reported and issue.key in reported
+    assert "nothing has started" not in reported, "it cannot be started"
 
 
 def test_a_plan_without_a_fault_says_nothing_of_any():

@@ -96,9 +96,9 @@ def test_the_launcher_alone_imports_nothing_of_its_own():
 def test_every_public_name_is_what_its_annotation_says():
     """Type checkers read the imports under TYPE_CHECKING, programs the table."""
     [block] = [one for one in ast.parse((ROOT / "launcher/__init__.py").read_text()).body if isinstance(one, ast.If)]
-    told = {name.asname or name.name: f"{one.module}:{name.name}" for one in block.body for name in one.names}
-    assert told.pop("study") == "launcher:study" and launcher.study.__name__ == "launcher.study"
-    assert told == launcher._PLACES and {*launcher.__all__} == {*told, "study"} <= {*dir(launcher)}
+    reported = {name.asname or name.name: f"{one.module}:{name.name}" for one in block.body for name in one.names}
+    assert reported.pop("study") == "launcher:study" and launcher.study.__name__ == "launcher.study"
+    assert reported == launcher._PLACES and {*launcher.__all__} == {*reported, "study"} <= {*dir(launcher)}
     for name in launcher.__all__:
         assert getattr(launcher, name) is not None
     with pytest.raises(AttributeError, match="module 'launcher' has no attribute 'nothing'"):
@@ -205,14 +205,14 @@ def test_a_run_that_does_not_exist_is_named_with_the_command_that_starts_it_or_a
 
 
 def test_no_command_starts_a_run_that_is_named_in_full(script_job):
-    told = issues(script_job("x = 1", inputs={"teacher": {"run": "mine-20261121-031500-abcd"}}))
-    assert "fix:   launcher runs lists them" in told
+    reported = issues(script_job("x = 1", inputs={"teacher": {"run": "mine-20261121-031500-abcd"}}))
+    assert "fix:   launcher runs lists them" in reported
 
 
 def test_a_label_banks_run_is_not_taken_for_its_own_jobs(script_job):
     recorded("mobile-20261121-031500-abcd")
-    told = issues(script_job("x = 1", inputs={"cache": {"run": "mobile-labels"}}))
-    assert "run it first: launcher label CONFIG, the config whose name is mobile;" in told
+    reported = issues(script_job("x = 1", inputs={"cache": {"run": "mobile-labels"}}))
+    assert "run it first: launcher label CONFIG, the config whose name is mobile;" in reported
 
 
 @pytest.mark.parametrize(
@@ -226,8 +226,8 @@ def test_a_label_banks_run_is_not_taken_for_its_own_jobs(script_job):
 )
 def test_a_folder_that_the_kit_can_make_is_named_with_the_command(script_job, tmp_path, monkeypatch, folder, command):
     monkeypatch.chdir(tmp_path)
-    told = issues(script_job("x = 1", inputs={"given": {"folder": folder}}))
-    assert f"relative to the current folder, or create it: {command}\n" in f"{told}\n"
+    reported = issues(script_job("x = 1", inputs={"given": {"folder": folder}}))
+    assert f"relative to the current folder, or create it: {command}\n" in f"{reported}\n"
 
 
 def test_a_folder_that_the_kit_cannot_make_is_named_without_a_command(script_job, tmp_path, monkeypatch):
@@ -387,7 +387,7 @@ def test_planning_leaves_the_users_random_numbers_alone(script_job):
         ("weights", {"pretrained": "channel"}, "write hyperparameters.pretrained=channel, or remove it"),
     ],
 )
-def test_a_channel_that_the_script_would_not_read_is_told(tmp_path, channel, asks, fix):
+def test_a_channel_that_the_script_would_not_read_is_reported(tmp_path, channel, asks, fix):
     data = digits(tmp_path)
     (tmp_path / "more").mkdir()
     (tmp_path / "more/1.png").touch()
@@ -402,8 +402,8 @@ def test_a_channel_that_the_script_would_not_read_is_told(tmp_path, channel, ask
             "name": "x", "script": "train_kd.py", "inputs": {name: {"folder": str(folder)} for name, folder in folders.items()},
             "hyperparameters": {"student": "resnet18", **hyperparameters},
         })  # fmt: skip
-        told = [issue for issue in launcher.plan(job).issues if issue.key == f"inputs.{channel}"]
-        assert [(issue.level, issue.fix) for issue in told] == ([] if hyperparameters else [("warning", fix)])
+        reported = [issue for issue in launcher.plan(job).issues if issue.key == f"inputs.{channel}"]
+        assert [(issue.level, issue.fix) for issue in reported] == ([] if hyperparameters else [("warning", fix)])
 
 
 @pytest.mark.parametrize("address", ["s3://b/runs/first/output/model.tar.gz", "s3://b/runs/first/output/model/"])

@@ -56,7 +56,7 @@ def repository(tmp_path, monkeypatch):
     return write
 
 
-def test_of_several_configs_each_is_told_and_the_worst_decides(repository, capsys):
+def test_of_several_configs_each_is_reported_and_the_worst_decides(repository, capsys):
     repository("warned", WARNED)
     repository("bad", BAD)
     good, warned, bad = (f"configs/{name}.yaml" for name in ("good", "warned", "bad"))
@@ -96,8 +96,8 @@ def test_a_config_that_is_no_job_has_the_json_of_a_plan_with_its_mistakes(reposi
 def test_what_several_configs_cannot_show_is_refused(repository, capsys):
     words = ["plan", "configs/good.yaml", "configs/left.yaml", "--on", "aws"]
     assert main.main([*words, "--files", "--env", "--differences"]) == 2
-    told = capsys.readouterr().err
-    assert all(f"fix:   name one config, or leave --{part} out" in told for part in ("files", "env", "differences"))
+    reported = capsys.readouterr().err
+    assert all(f"fix:   name one config, or leave --{part} out" in reported for part in ("files", "env", "differences"))
     assert main.main([*words[:2], *words[3:], "--files"]) == 0
 
 

@@ -293,7 +293,7 @@ def test_storage_that_fails_ends_it_and_leaves_no_image_out(tmp_path, monkeypatc
     source = tmp_path / "source"
     write_images(source, "cat/a.png", "dog/b.png")
     (source / "cat/c.png").symlink_to("/proc/self/mem")
-    reading = entry_rules().decoding.read_patiently.__globals__  # a module that its importer has forgotten
+    reading = entry_rules().decoding.read_with_retries.__globals__  # a module that its importer has forgotten
     monkeypatch.setitem(reading, "FIRST_PAUSE", 0.001)
     monkeypatch.setitem(reading, "LONGEST_PAUSE", 0.001)
     assert main.main(["prepare", str(source), str(tmp_path / "out"), "--jobs", "1"]) == 2

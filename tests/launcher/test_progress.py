@@ -210,7 +210,7 @@ def test_the_time_left_has_hours(run, seconds, text):
     assert RunProgress(run).line(seconds) == f"{text} left"
 
 
-def test_without_a_terminal_the_last_steps_are_told_at_the_end(run, capsys):
+def test_without_a_terminal_the_last_steps_are_reported_at_the_end(run, capsys):
     class Ends(Run):
         def logs(self, *, idle, **_):
             idle()

@@ -83,27 +83,25 @@ FILES: list[Callable[[str, str], str]] = [
 ]
 
 
-def planted(chance: random.Random) -> Iterator[str]:
+def planted(rng: random.Random) -> Iterator[str]:
     """100 files with one secret each."""
     for number in range(100):
         name, parts = TOKENS[number % len(TOKENS)]
-        token = "".join(
-            part if isinstance(part, str) else "".join(chance.choices(part[0], k=part[1])) for part in parts
-        )
+        token = "".join(part if isinstance(part, str) else "".join(rng.choices(part[0], k=part[1])) for part in parts)
         yield FILES[(number // len(TOKENS) + number) % len(FILES)](name, token)
 
 
-def clean(chance: random.Random) -> Iterator[str]:
+def clean(rng: random.Random) -> Iterator[str]:
     """100 files without one: 60 of what is random by nature, and 40 that exist."""
 
     def digest(kind: str) -> str:
-        return hashlib.new(kind, chance.randbytes(8)).hexdigest()
+        return hashlib.new(kind, rng.randbytes(8)).hexdigest()
 
     def integrity() -> str:
-        return base64.b64encode(chance.randbytes(64)).decode()
+        return base64.b64encode(rng.randbytes(64)).decode()
 
     for _ in range(5):
-        picture = base64.b64encode(chance.randbytes(40_000)).decode()
+        picture = base64.b64encode(rng.randbytes(40_000)).decode()
         yield "".join(f"package-{n}==1.{n} \\\n    --hash=sha256:{digest('sha256')}\n" for n in range(60))
         yield json.dumps(
             {
@@ -118,7 +116,7 @@ def clean(chance: random.Random) -> Iterator[str]:
         )
         yield f"<img src='data:image/png;base64,{picture}'>\n<script nonce='{digest('md5')}'></script>\n"
         yield "".join(
-            f"- id: {uuid.UUID(int=chance.getrandbits(128))}\n  key: images/{digest('sha1')}.jpg\n" for _ in range(60)
+            f"- id: {uuid.UUID(int=rng.getrandbits(128))}\n  key: images/{digest('sha1')}.jpg\n" for _ in range(60)
         )
         yield "".join(f"{digest('sha256')}  model-{n}.safetensors\n" for n in range(60))
         yield "".join(f"commit {digest('sha1')}\nAuthor: A <a@b.c>\n\n    Tokens are counted\n\n" for _ in range(60))
@@ -127,7 +125,7 @@ def clean(chance: random.Random) -> Iterator[str]:
         yield "services:\n  db:\n    environment:\n      POSTGRES_PASSWORD: ${POSTGRES_PASSWORD}\n      URL: postgresql://user:password@localhost/db\n"
         yield json.dumps(
             {
-                "vocab": {"".join(chance.choices(WORDS, k=7)): n for n in range(2000)},
+                "vocab": {"".join(rng.choices(WORDS, k=7)): n for n in range(2000)},
                 "pad_token": "<|pad|>",
                 "eos_token": "<|endoftext|>",
             }

@@ -331,8 +331,8 @@ def test_no_backend_packages_the_jobs_own_inputs(source, backend):
         file.truncate(101 * 2**20)
     plan = launcher.plan(job_with_inputs(source, train={"folder": str(source / "images")}), on=backend)
     assert not any(file.path.startswith("images") for file in plan.files)
-    told = [issue.found for issue in plan.issues if issue.key == "source"]
-    assert told == ["left out: images (the data of inputs.train)"], "and no archive above 100 MiB"
+    reported = [issue.found for issue in plan.issues if issue.key == "source"]
+    assert reported == ["left out: images (the data of inputs.train)"], "and no archive above 100 MiB"
 
 
 def test_an_input_that_is_the_source_folder_or_holds_the_script_travels(source):

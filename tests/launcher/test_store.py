@@ -92,7 +92,7 @@ def test_a_link_that_leads_to_itself_is_a_damaged_outcome_also_of_a_run_on_sagem
         run.state()
 
 
-def test_a_run_that_is_being_started_is_not_shown_yet_and_one_whose_start_broke_off_is_told(capsys):
+def test_a_run_that_is_being_started_is_not_shown_yet_and_one_whose_start_broke_off_is_reported(capsys):
     run = RunFolder(records.store() / "young-20261122-100000-aaaa")
     run.path.mkdir(parents=True)
     with open(run.lock, "wb") as lock:
@@ -187,8 +187,8 @@ def test_a_damaged_run_is_named_with_its_file_and_the_others_are_listed(capsys):
     bad.outcome.write_text('{"state": "Completed", "seconds": "soon"}')
     for command in ("show", "logs", "stop", "attach", "replay", "diagnose"):
         assert main.main([command, bad.name]) == 2
-    told = capsys.readouterr().err
-    assert told.count("outcome.json: seconds: input should be a valid number, not 'soon'") >= 4, told
+    reported = capsys.readouterr().err
+    assert reported.count("outcome.json: seconds: input should be a valid number, not 'soon'") >= 4, reported
 
 
 def test_the_latest_runs_are_listed_unless_more_are_asked_for(capsys):

@@ -70,7 +70,7 @@ def test_no_docker_at_all_is_in_the_plan_already(script_job, monkeypatch, tmp_pa
 
 def test_a_full_disk_is_reported(machine, script_job, monkeypatch):
     machine(WORKING)
-    monkeypatch.setattr(docker_engine, "LEAST_FREE_GB", 10**9)
+    monkeypatch.setattr(docker_engine, "MIN_FREE_GB", 10**9)
     found = launcher.check(launcher.plan(script_job("print(1)"), on="docker")).errors
     assert {issue.valid for issue in found} == {"at least 1000000000 GB"} and "prune" in found[0].fix
 

@@ -42,8 +42,8 @@ def test_the_plan_shows_every_difference_with_its_reason(script_job):
     for backend in ("docker", "process"):
         plan = launcher.plan(script_job("print(1)"), on=backend)
         differences = launcher.backends.get(backend).DIFFERENCES
-        told = plan.text("differences")
-        assert differences and all(f"    {name}: {why}" in told for name, why in differences.items())
+        reported = plan.text("differences")
+        assert differences and all(f"    {name}: {why}" in reported for name, why in differences.items())
         assert json.loads(plan.to_json())["differences"] == differences
 
 

@@ -50,14 +50,14 @@ def test_what_is_missing_is_reported_with_its_fix_and_what_hangs_on_it_is_not_ch
 
 
 def test_a_program_that_distributed_jobs_start_with_is_looked_for_in_doctor_and_plan(monkeypatch, tmp_path, script_job):
-    def told() -> list[str]:
+    def reported() -> list[str]:
         planned = launcher.plan(script_job("x = 1", distribution="torchrun"))
         return [str(issue) for issue in planned.errors if issue.key == "distribution"]
 
-    assert needs("process")["torchrun"].state == "ok" and told() == []
+    assert needs("process")["torchrun"].state == "ok" and reported() == []
     monkeypatch.setattr(local_hosts, "inherited", lambda outer: {"PATH": str(tmp_path)})
     assert needs("process")["torchrun"].state == "missing" and "install torch" in needs("process")["torchrun"].fix
-    assert ["no torchrun beside" in issue for issue in told()] == [True]
+    assert ["no torchrun beside" in issue for issue in reported()] == [True]
     assert not launcher.plan(script_job("x = 1")).errors
 
 

@@ -86,7 +86,7 @@ def test_a_sigterm_is_heard_while_the_main_thread_waits_in_a_system_call(program
     text = f"""
         import ctypes, os, signal, subprocess, threading
         {PROGRAMS[program]}
-        signals = program.heard_signals()
+        signals = program.caught_signals()
         def hear():
             assert os.read(signals, 1) == bytes([signal.SIGTERM])
             os._exit(7)

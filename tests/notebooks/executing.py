@@ -27,7 +27,7 @@ NAMES = tuple(sorted(file.stem for file in NOTEBOOKS.glob("*.ipynb")))
 CELL_SECONDS = 900
 """A cell that takes longer has failed."""
 
-MOST_BYTES = 300_000
+MAX_BYTES = 300_000
 """Of a notebook with its outputs."""
 
 SOMEWHERE = "~/vision-launcher"
@@ -90,8 +90,8 @@ def store(book: nbformat.NotebookNode, name: str, folder: Path) -> None:
     text = nbformat.writes(book, version=nbformat.NO_CONVERT) + "\n"
     for place in (folder, ROOT):
         text = text.replace(str(place), SOMEWHERE)
-    if len(text.encode()) > MOST_BYTES:
-        raise ValueError(f"{name}: {len(text.encode())} bytes, at most {MOST_BYTES}: let it show less")
+    if len(text.encode()) > MAX_BYTES:
+        raise ValueError(f"{name}: {len(text.encode())} bytes, at most {MAX_BYTES}: let it show less")
     (NOTEBOOKS / f"{name}.ipynb").write_text(text, encoding="utf-8")
     picture = folder / "runs" / f"{name}.svg"
     if picture.is_file():

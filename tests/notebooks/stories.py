@@ -74,36 +74,36 @@ KEPT = re.compile(r"^(\S.*): kept, speed-up [\d.]+ \(([\d.]+) to", re.MULTILINE)
 
 
 def _quickstart(book: nbformat.NotebookNode) -> Iterator[str]:
-    told = re.search(r"a student with (\d+) times fewer parameters", book.cells[0].source)
+    reported = re.search(r"a student with (\d+) times fewer parameters", book.cells[0].source)
     found = re.search(r"^(\d+) times fewer parameters; ([\d.]+)% .* its teacher ([\d.]+)%", printed(book), re.MULTILINE)
-    if told is None or found is None or told[1] != found[1]:
-        yield f"{told and told[0]}; measured: {found and found[0]}"
+    if reported is None or found is None or reported[1] != found[1]:
+        yield f"{reported and reported[0]}; measured: {found and found[0]}"
     if found is not None and float(found[2]) > float(found[3]):
         yield f"a student learns from its teacher, and is better: {found[0]}"
 
 
 def _scaling_study(book: nbformat.NotebookNode) -> Iterator[str]:
-    text, told = printed(book), "\n".join(cell.source for cell in book.cells if cell.cell_type == "markdown")
+    text, reported = printed(book), "\n".join(cell.source for cell in book.cells if cell.cell_type == "markdown")
     first, second = (float(found) for found in re.findall(r"^speed-up per epoch +([\d.]+)", text, re.MULTILINE))
     [by_gpus] = re.findall(r"^from more GPUs, at most +([\d.]+)", text, re.MULTILINE)
-    if f"At most {float(by_gpus):.0f} of the {first:.0f} come from the GPUs" not in told:
+    if f"At most {float(by_gpus):.0f} of the {first:.0f} come from the GPUs" not in reported:
         yield f"KT: at most {by_gpus} of {first} come from the GPUs"
     step, computing = map(float, re.findall(r"([\d.]+) s a step, of which computing explains ([\d.]+) s", text)[0])
-    if "nine tenths of its" in told and round(1 - computing / step, 1) != 0.9:
+    if "nine tenths of its" in reported and round(1 - computing / step, 1) != 0.9:
         yield f"{1 - computing / step:.2f} of KT's step were not computing"
     [(low, high)] = re.findall(r"^from five instances, about +([\d.]+) to ([\d.]+)", text, re.MULTILINE)
-    if "Five instances explain half" in told and not 0.4 < (float(low) + float(high)) / 2 / second < 0.6:
+    if "Five instances explain half" in reported and not 0.4 < (float(low) + float(high)) / 2 / second < 0.6:
         yield f"five instances explain {low} to {high} of {second}"
     [each] = re.findall(r"^left for each instance, at least +([\d.]+)", text, re.MULTILINE)
-    if "about twice as fast" in told and round(float(each)) != 2:
+    if "about twice as fast" in reported and round(float(each)) != 2:
         yield f"each instance must have gained a speed-up of {each}"
 
 
 def _preprocessing_trials(book: nbformat.NotebookNode) -> Iterator[str]:
     text = printed(book)
     trials = re.findall(r"^\d/\d +resnet18, (\w+), load (\d+), repeat 1", text, re.MULTILINE)
-    told = {(pipeline, load) for pipeline in ("cpu_reference", "cpu", "cpu_composed") for load in ("1", "12")}
-    if {*trials} != told | {("remote", "12")}:
+    reported = {(pipeline, load) for pipeline in ("cpu_reference", "cpu", "cpu_composed") for load in ("1", "12")}
+    if {*trials} != reported | {("remote", "12")}:
         yield f"three pipelines under load 1 and 12, and remote under 12; measured {sorted(trials)}"
         return
     if not re.search(r"^  cpus preprocesses: 1 host ", text, re.MULTILINE):

@@ -16,7 +16,7 @@ import nbformat
 import pytest
 
 import launcher
-from tests.notebooks.executing import MOST_BYTES, NAMES, NOTEBOOKS, PICTURES, ROOT, execute
+from tests.notebooks.executing import MAX_BYTES, NAMES, NOTEBOOKS, PICTURES, ROOT, execute
 from tests.notebooks.stories import contradictions, printed
 
 ALONE = bool(os.environ.get("LAUNCHER_TEST_NOTEBOOKS"))
@@ -100,7 +100,7 @@ def test_the_stored_outputs_are_those_of_a_whole_run_small_and_of_no_machine(nam
     book, text = read(name), (NOTEBOOKS / f"{name}.ipynb").read_text()
     assert (book.nbformat, book.nbformat_minor) == (4, 5)
     nbformat.validate(book)
-    assert len(text.encode()) <= MOST_BYTES
+    assert len(text.encode()) <= MAX_BYTES
     cells = code_cells(name)
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1)), "make notebooks executes them"
     outputs = [output for cell in cells for output in cell.outputs]
@@ -149,7 +149,7 @@ def test_the_links_of_a_notebook_lead_somewhere(name):
 def test_a_picture_loads_nothing_and_follows_the_readers_scheme(picture):
     text = picture.read_text()
     ElementTree.fromstring(text)
-    assert "prefers-color-scheme: dark" in text and len(text) < MOST_BYTES
+    assert "prefers-color-scheme: dark" in text and len(text) < MAX_BYTES
     assert not re.search(r"(?:href|src|url\()\s*=?\s*[\"']?(?:https?:|//)", text) and "<script" not in text
     if picture.stem in NAMES:  # the same run as the notebook's own output
         outputs = [output.get("data", {}) for cell in code_cells(picture.stem) for output in cell.outputs]

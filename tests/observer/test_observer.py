@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from launcher_observer.endless import repeats_after
 from launcher_observer.process import process_started, rank_and_size, worker_cpu_seconds
-from launcher_observer.setups import MOST_ENTRIES, Setups
+from launcher_observer.repeating_loaders import repeats_after
+from launcher_observer.setups import MAX_ENTRIES, Setups
 from launcher_observer.timeline_file import TimelineFile
 from timm.data.loader import MultiEpochsDataLoader
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
@@ -159,12 +159,12 @@ class Drawing:
 
 def test_a_script_that_makes_loader_after_loader_fills_no_record():
     setups, lines = Setups(), []
-    datasets = [TensorDataset(torch.zeros(4, 1)) for _ in range(2 * MOST_ENTRIES)]
+    datasets = [TensorDataset(torch.zeros(4, 1)) for _ in range(2 * MAX_ENTRIES)]
     for dataset in datasets:
         found = setups.loader(DataLoader(dataset, batch_size=2))
-        assert found.number <= MOST_ENTRIES and found.values["num_workers"] == 0
+        assert found.number <= MAX_ENTRIES and found.values["num_workers"] == 0
     setups.begin(lambda kind, **values: lines.append(values))
-    assert len(lines) == MOST_ENTRIES and {line["of"] for line in lines} == {"loader"}
+    assert len(lines) == MAX_ENTRIES and {line["of"] for line in lines} == {"loader"}
 
 
 def test_ranks_without_torch_distributed_are_told_apart_by_their_launchers_variables():

@@ -43,7 +43,7 @@ def crowded() -> Diagnosis:
 
 def system_metrics_alone() -> Diagnosis:
     """All that SageMaker records of a job without the kit."""
-    return Diagnosis(plant(phases=None, cores=8, busy=7.5, pegged=6, gpu=40))
+    return Diagnosis(plant(phases=None, cores=8, busy=7.5, saturated=6, gpu=40))
 
 
 def too_short() -> Diagnosis:

@@ -56,7 +56,7 @@ def displays(script_job) -> dict[str, str]:
     return {name: one._repr_html_() for name, one in shown.items()}
 
 
-def told(runtime: Path) -> dict[str, Any]:
+def reported(runtime: Path) -> dict[str, Any]:
     """What a server says of itself; {} before it has written all of it."""
     for file in runtime.glob("jpserver-*.json"):
         with contextlib.suppress(json.JSONDecodeError):
@@ -90,7 +90,7 @@ def lab(displays, tmp_path) -> str:
         server = subprocess.Popen(command, env=environment, cwd=place, stdout=log, stderr=log)
     try:
         end = time.monotonic() + START_SECONDS
-        while not (found := told(tmp_path / "RUNTIME")):
+        while not (found := reported(tmp_path / "RUNTIME")):
             assert server.poll() is None and time.monotonic() < end, (tmp_path / "log").read_text()
             time.sleep(0.2)
         yield f"{found['url']}doc/tree/shown.ipynb"

@@ -47,7 +47,7 @@ def post() -> PreprocessingStudy:
     pipelines, models = ["cpu_reference", "dali"], sizing.post()["models"]
     rows = [
         preprocessing_row(
-            model, name, load, 1, seconds, **measured, input_cpu_seconds_an_image=0.0005 if name == "dali" else 0.01
+            model, name, load, 1, seconds, **measured, input_cpu_seconds_per_image=0.0005 if name == "dali" else 0.01
         )
         for model, by_load in models.items()
         for load, pair in by_load.items()

@@ -48,7 +48,7 @@ def test_the_posts_seconds_give_the_posts_improvements(post):
     assert "One run has no spread" in str(post) and "may be chance" in post.verdict
 
 
-def test_repeats_are_told_as_median_and_range_and_an_overlap_is_no_victory():
+def test_repeats_are_reported_as_median_and_range_and_an_overlap_is_no_victory():
     def of(pipeline: str, *seconds: float) -> list[dict[str, str]]:
         return [row("resnet18", pipeline, 1, repeat, value) for repeat, value in enumerate(seconds, 1)]
 
@@ -101,17 +101,17 @@ def test_a_machines_cores_and_the_models_demand_decide_who_is_fed_and_at_which_p
     demand = {"V100": sizing.Demand(500, "measured")}
     found = sizing.fit("ml.p3.2xlarge", 100, demand, post.job)
     assert (found.fed, found.share) == (700, 1.0)  # 8 vCPUs, one of them for the training process
-    assert found.usd_a_million == pytest.approx(3.6 / 3600 / 500 * 1e6)
+    assert found.usd_per_million == pytest.approx(3.6 / 3600 / 500 * 1e6)
     starving = sizing.fit("ml.p3.2xlarge", 50, demand, post.job)
-    assert starving.share == 0.7 and starving.usd_a_million == pytest.approx(3.6 / 3600 / 350 * 1e6)
-    assert sizing.fit("ml.p3.16xlarge", 50, demand, post.job).usd_a_million is None, "no price was read"
+    assert starving.share == 0.7 and starving.usd_per_million == pytest.approx(3.6 / 3600 / 350 * 1e6)
+    assert sizing.fit("ml.p3.16xlarge", 50, demand, post.job).usd_per_million is None, "no price was read"
     assert sizing.fit("ml.g5.xlarge", 50, demand, post.job).share is None, "of that GPU nothing is known"
-    told = str(post).splitlines()
-    line = next(line for line in told if line.startswith("resnet18") and "ml.p3.2xlarge" in line)
+    reported = str(post).splitlines()
+    line = next(line for line in reported if line.startswith("resnet18") and "ml.p3.2xlarge" in line)
     assert "473 (measured)" in line and "cpu_reference, dali" in line and "$2.11 / $2.11" in line
-    line = next(line for line in told if line.startswith("resnet152") and "ml.p3.2xlarge" in line)
+    line = next(line for line in reported if line.startswith("resnet152") and "ml.p3.2xlarge" in line)
     assert "82.8 (the post's)" in line
-    given = next(line for line in told if line.startswith("ml.p3.2xlarge")).split()
+    given = next(line for line in reported if line.startswith("ml.p3.2xlarge")).split()
     assert given == ["ml.p3.2xlarge", "V100", "8", "700", "14000"]
     assert "11.5" in str(post), "GiB left on the GPU"
 
@@ -124,8 +124,8 @@ def test_the_advice_is_the_cheapest_machine_that_feeds_the_model_or_the_nearest(
         "its CPUs prepare for each GPU 700 with cpu_reference, 14000 with dali"
     )
     assert advice[2].startswith("instance type for resnet152, load 12: ml.p3.2xlarge, fed by cpu_reference and dali")
-    slow = [{**line, "input_cpu_seconds_an_image": "0.1" if line["pipeline"] == A else "0.05"} for line in post.table]
-    post.table = [{**line, "input_cpu_seconds_an_image": ""} if line["part"] == "model" else line for line in slow]
+    slow = [{**line, "input_cpu_seconds_per_image": "0.1" if line["pipeline"] == A else "0.05"} for line in post.table]
+    post.table = [{**line, "input_cpu_seconds_per_image": ""} if line["part"] == "model" else line for line in slow]
     starved = post.verdict.splitlines()[-3]
     assert "ml.p3dn.24xlarge, no pipeline feeds it, dali comes closest" in starved
     assert "110 with cpu_reference, 220 with dali" in starved
@@ -135,7 +135,7 @@ def test_the_advice_is_the_cheapest_machine_that_feeds_the_model_or_the_nearest(
     post.job = JOB.model_copy(update={"hyperparameters": {"image_size": 64}})
     assert "1000 images/s need these vCPUs: 100.0 with cpu_reference" in post.verdict
     assert "dali is left out: its CPU load beside a GPU was not measured" in str(post)
-    post.table = [{**line, "input_cpu_seconds_an_image": ""} for line in post.table]
+    post.table = [{**line, "input_cpu_seconds_per_image": ""} for line in post.table]
     assert post.verdict.splitlines()[-1] == (
         "instance type for resnet152, load 12: unknown, because the input side alone was not measured"
     )
@@ -157,15 +157,18 @@ def test_what_is_not_known_is_said_to_be_so(post):
         for line in post.table
         if line["part"] == "training"
     ]
-    told = str(post)
-    assert "There is no GPU: model and preprocessing share the 2 cores" in told
+    reported = str(post)
+    assert "There is no GPU: model and preprocessing share the 2 cores" in reported
     assert (
-        next(line for line in told.splitlines() if line.startswith("resnet18") and A in line).count("not measured") >= 4
+        next(line for line in reported.splitlines() if line.startswith("resnet18") and A in line).count("not measured")
+        >= 4
     )
-    assert "449 (the post's)" in told and "(measured)" not in told
+    assert "449 (the post's)" in reported and "(measured)" not in reported
     post.job = post.job.model_copy(update={"hyperparameters": {"image_size": 64}})
-    told = str(post)
-    assert "(the post's)" not in told and "a GPU's speed with resnet18, resnet50, resnet152 at 64 pixels" in told
+    reported = str(post)
+    assert (
+        "(the post's)" not in reported and "a GPU's speed with resnet18, resnet50, resnet152 at 64 pixels" in reported
+    )
     post.table, post.failed = [], ["resnet18, dali, load 1, repeat 1: Failed"]
     assert str(post) == "no trial has completed\nresnet18, dali, load 1, repeat 1: Failed"
 

@@ -82,8 +82,8 @@ def studied(place, tmp_path_factory):
         str(table),
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as killed:
-        told = [killed.stdout.readline() for _ in range(4)]
-        assert len(lines(table)) >= 2, told
+        reported = [killed.stdout.readline() for _ in range(4)]
+        assert len(lines(table)) >= 2, reported
         with pytest.raises(launcher.UserError, match="another study is using"):
             launcher.study.preprocessing(place / "config.yaml", table=table, say=lambda line: None)
         killed.kill()
@@ -122,8 +122,8 @@ def test_a_study_that_is_stopped_stops_its_trial_and_says_how_to_go_on(place, tm
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=as_in_a_terminal) as stopped:
         wait_until(launcher.runs, 60, "a trial has begun")
         stopped.send_signal(number)
-        told = stopped.stdout.read().splitlines()
-    assert told[-1].startswith("stopping the running trial; the same command resumes the study")
+        reported = stopped.stdout.read().splitlines()
+    assert reported[-1].startswith("stopping the running trial; the same command resumes the study")
     assert stopped.returncode == 130 and [run.state for run in launcher.runs()] == ["Stopped"]
 
 
@@ -134,8 +134,8 @@ def test_every_trial_tells_what_the_answer_needs(studied):
         assert float(line["epoch_seconds"]) == pytest.approx(40 / float(line["images_per_second"]))
         assert 0 <= float(line["data_wait_share"]) <= 1 and float(line["cpu_share_p50"]) > 0
         assert line["counted_steps"] == "3" and float(line["cores"]) > 0 and line["gpu"] == ""
-        assert bool(line["input_cpu_seconds_an_image"]) == (line["part"] == "training")
-    told = str(found)
+        assert bool(line["input_cpu_seconds_per_image"]) == (line["part"] == "training")
+    reported = str(found)
     for title in (
         "seconds an epoch",
         "what limits each cell",
@@ -143,8 +143,8 @@ def test_every_trial_tells_what_the_answer_needs(studied):
         "which instance types feed each model",
         "verdict",
     ):
-        assert f"{title}\n\n" in told, told
-    assert "There is no GPU" in told and len(found.cells) == 4 and all(cell.alone for cell in found.cells)
+        assert f"{title}\n\n" in reported, reported
+    assert "There is no GPU" in reported and len(found.cells) == 4 and all(cell.alone for cell in found.cells)
     assert found.verdict.splitlines()[0].startswith(f"{MODEL}, load 0: ")
     assert all(cell.core_rate > 0 for cell in found.cells)
 
@@ -162,12 +162,15 @@ def test_a_study_that_is_complete_runs_nothing_and_answers_the_same(studied, pla
     page = place / "page.html"
     words = ["study", "preprocessing", str(place / "config.yaml"), "--table", str(found.file), "--html", str(page)]
     assert main.main(words) == 0
-    told = capsys.readouterr().out
-    assert "<svg " in page.read_text() and told.splitlines().pop() == f"page    {page}"
+    reported = capsys.readouterr().out
+    assert "<svg " in page.read_text() and reported.splitlines().pop() == f"page    {page}"
     small = f"no GPU here: the CPU pipelines are compared on smaller images, by the smoke section of {place / 'config.yaml'}\n"
-    assert told.startswith(f"{small}5 trials, 5 of them in {found.file}\n\n{found}\n")
-    assert "images of 16 pixels" in told and "input alone is for images of 32 pixels; the model sees 16 here" in told
-    assert told.splitlines()[-3:-1] == [f"table   {found.file}", f"charts  {found.file.with_suffix('.svg')}"]
+    assert reported.startswith(f"{small}5 trials, 5 of them in {found.file}\n\n{found}\n")
+    assert (
+        "images of 16 pixels" in reported
+        and "input alone is for images of 32 pixels; the model sees 16 here" in reported
+    )
+    assert reported.splitlines()[-3:-1] == [f"table   {found.file}", f"charts  {found.file.with_suffix('.svg')}"]
     assert found.file.with_suffix(".svg").read_text().startswith("<svg ")
     assert main.main(["study", "preprocessing", str(place / "config.yaml"), "--table", str(found.file), "--json"]) == 0
     written = capsys.readouterr()
@@ -237,15 +240,18 @@ def test_a_table_is_one_studys_at_a_time(tmp_path):
         )
 
 
-def test_what_fails_is_told_kept_out_of_the_table_and_not_repeated_at_once(place, tmp_path, capsys):
+def test_what_fails_is_reported_kept_out_of_the_table_and_not_repeated_at_once(place, tmp_path, capsys):
     config = str(write_config(tmp_path))
     words = ["hyperparameters.model_options={embed_dim: 25}", "study.loads=[0,1]", "study.pipelines=[cpu]"]
     words += [f"inputs.{name}.folder={place / name}" for name in ("train", "validation")]
     assert main.main(["study", "preprocessing", config, *words]) == 1
-    told = capsys.readouterr().out
-    assert "no trial has completed" in told and "vit_tiny_patch16_224, the model alone, repeat 1: Failed: " in told
+    reported = capsys.readouterr().out
     assert (
-        "cannot be made with" in told and f"{MODEL}, cpu, load 1, repeat 1: left out after an earlier failure" in told
+        "no trial has completed" in reported and "vit_tiny_patch16_224, the model alone, repeat 1: Failed: " in reported
+    )
+    assert (
+        "cannot be made with" in reported
+        and f"{MODEL}, cpu, load 1, repeat 1: left out after an earlier failure" in reported
     )
     assert not list(tmp_path.glob("**/studies/*.csv")) and len(launcher.runs()) == 1
 
@@ -253,7 +259,7 @@ def test_what_fails_is_told_kept_out_of_the_table_and_not_repeated_at_once(place
 def test_all_mistakes_come_at_once_with_what_is_valid(place, capsys):
     words = ["--pipelines", "cpu_refrence,cpu", "--loads=-1,4", "--models", "resnet19,resnet50", "--repeats", "0"]
     assert main.main(["study", "preprocessing", str(place / "config.yaml"), *words, "hyperparameters.epohcs=3"]) == 2
-    told = capsys.readouterr().err
+    reported = capsys.readouterr().err
     for expected in (
         *(
             "study.pipelines.0: 'cpu_refrence' (text)",
@@ -263,8 +269,8 @@ def test_all_mistakes_come_at_once_with_what_is_valid(place, capsys):
         ),
         *("study.models: timm", "has no model resnet19", "hyperparameters.epohcs", "did you mean epochs?"),
     ):
-        assert expected in told, told
-    assert "resnet50" not in told and told.count("resnet19") == 1
+        assert expected in reported, reported
+    assert "resnet50" not in reported and reported.count("resnet19") == 1
 
 
 def test_another_script_has_nothing_to_compare(place, capsys):
@@ -272,7 +278,7 @@ def test_another_script_has_nothing_to_compare(place, capsys):
     assert "train_kd.py has no preprocessing pipelines to compare" in capsys.readouterr().err
 
 
-def test_the_price_of_all_trials_is_told_and_refused_before_the_first(place, capsys):
+def test_the_price_of_all_trials_is_reported_and_refused_before_the_first(place, capsys):
     words = [
         "compute.price_per_hour=4",
         "compute.instance_type=ml.p3.2xlarge",
@@ -283,9 +289,9 @@ def test_the_price_of_all_trials_is_told_and_refused_before_the_first(place, cap
     words += ["image={framework_version: 2.6.0, python: py312}"]
     command = ["study", "preprocessing", str(place / "config.yaml"), *words, "--on", "aws", "--max-cost", "9.5"]
     assert main.main(command) == 2
-    told = capsys.readouterr()
-    assert "5 trials: at most $10.67 in all; each at most $2.13" in told.out
-    assert "at most $10.67 in all" in told.err and "study.repeats" in told.err and launcher.runs() == []
+    reported = capsys.readouterr()
+    assert "5 trials: at most $10.67 in all; each at most $2.13" in reported.out
+    assert "at most $10.67 in all" in reported.err and "study.repeats" in reported.err and launcher.runs() == []
 
 
 def test_the_launcher_is_imported_without_its_studies():

@@ -175,7 +175,7 @@ def study(*rates: tuple[str, float], on: str = "aws", instance_type: str = SMALL
     rows = []
     for pipeline, rate in rates:
         repeats[pipeline] = repeats.get(pipeline, 0) + 1
-        cpu = {"input_cpu_seconds_an_image": 0.01} if pipeline else {}
+        cpu = {"input_cpu_seconds_per_image": 0.01} if pipeline else {}
         rows.append(row("resnet18", pipeline, 12 if pipeline else "", repeats[pipeline], 9469 / rate, cores=8.0, **cpu))
     job = launcher.load(CONFIG)
     assert job.study is not None
@@ -301,11 +301,11 @@ def test_a_small_study_of_remote_runs_whole_on_hosts_of_this_machine(place, tmp_
     table = tmp_path / "trials.csv"
     words = ["study", "preprocessing", str(place / "config.yaml"), "--pipelines", "remote", "--table", str(table)]
     assert main.main(words) == 0
-    told = capsys.readouterr().out
-    assert "1 trial with 2 instance groups:\n  gpus trains: 1 host of ml.g5.2xlarge (algo-1)\n" in told
-    assert "  cpus preprocesses: 1 host of ml.c6i.4xlarge (algo-2)\n" in told
-    assert "so it cannot win by them and is not judged, and this machine has no price" in told
-    assert "what the images cost" not in told
+    reported = capsys.readouterr().out
+    assert "1 trial with 2 instance groups:\n  gpus trains: 1 host of ml.g5.2xlarge (algo-1)\n" in reported
+    assert "  cpus preprocesses: 1 host of ml.c6i.4xlarge (algo-2)\n" in reported
+    assert "so it cannot win by them and is not judged, and this machine has no price" in reported
+    assert "what the images cost" not in reported
     rows = list(csv.DictReader(table.open()))
     assert [(line["pipeline"], line["serving"]) for line in rows] == [("", ""), ("remote", f"1 {SERVING}")]
     remote = rows[-1]

@@ -40,12 +40,12 @@ def test_efficiency_is_images_a_second_a_host_beside_the_smallest_size(known):
 
 
 def test_the_tables_tell_what_it_costs_and_what_was_not_measured(known):
-    told = str(known)
-    line = next(line for line in told.splitlines() if line.startswith("weak, batch 8 per process      2 "))
+    reported = str(known)
+    line = next(line for line in reported.splitlines() if line.startswith("weak, batch 8 per process      2 "))
     # 190 images/s on two hosts at $3.60: 3000 images take 15.79 s, a million 1.462 h of two hosts
     for expected in ("190 (180-196)", "84.2", "95.0 % (90.9-95.0)", "9.5 %", "2.0 %", "15.79", "$0.0316", "$10.53"):
         assert expected in line, line
-    assert "MFU" not in told, "of no size is it known"
+    assert "MFU" not in reported, "of no size is it known"
     utilised = study([{**each, "mfu": "0.4" if each["hosts"] == "2" else ""} for each in known.table])
     found = {
         line.split()[5]: line for line in str(utilised).splitlines() if line.startswith("weak, batch 8 per process  ")
@@ -112,13 +112,14 @@ def test_the_advice_answers_deadline_and_budget_by_hand(known):
     assert [offer.hosts for offer in choices if offer.measured] == [1, 2, 4] and choices[-1].hosts == 16
     assert [offer.hours for offer in choices if offer.measured] == pytest.approx([0.1, 36000 / 190 / 3600, 1 / 36])
     assert [offer.usd for offer in choices if offer.measured] == pytest.approx([0.36, 0.3789, 0.4], abs=1e-4)
-    told = known.verdict
-    assert "weak, batch 8 per process, deadline of 0.06 h: 2 hosts, 0.0526 h, $0.38, measured" in told
-    assert "weak, batch 8 per process, budget of $0.35: no size fits; the cheapest is 1 host, 0.1 h, $0.36" in told
+    reported = known.verdict
+    assert "weak, batch 8 per process, deadline of 0.06 h: 2 hosts, 0.0526 h, $0.38, measured" in reported
+    assert "weak, batch 8 per process, budget of $0.35: no size fits; the cheapest is 1 host, 0.1 h, $0.36" in reported
     assert (
-        "weak, batch 8 per process, cheapest: 1 host" in told and "weak, batch 8 per process, fastest: 16 hosts" in told
+        "weak, batch 8 per process, cheapest: 1 host" in reported
+        and "weak, batch 8 per process, fastest: 16 hosts" in reported
     )
-    assert "predicted" in told and "Hours are for 12 epochs" in told
+    assert "predicted" in reported and "Hours are for 12 epochs" in reported
     strong = known.offers(known.lines[1])
     assert [offer.hosts for offer in strong] == [1, 2, 4, 8, 16], "what 32 images divide by"
 
@@ -128,9 +129,9 @@ def test_advice_names_the_fewest_hosts_in_time_and_the_fastest_in_the_budget():
     assert [round(offer.hours, 3) for offer in made] == [1, 0.526, 0.312] and [
         round(offer.usd, 2) for offer in made
     ] == [10, 10.53, 12.5]
-    told = advice(made, 0.6, 11)
-    assert told[0].startswith("deadline of 0.6 h: 2 hosts") and "budget of $11.00: 2 hosts" in told[1]
-    assert told[2].startswith("cheapest: 1 host,") and told[3].startswith("fastest: 4 hosts")
+    reported = advice(made, 0.6, 11)
+    assert reported[0].startswith("deadline of 0.6 h: 2 hosts") and "budget of $11.00: 2 hosts" in reported[1]
+    assert reported[2].startswith("cheapest: 1 host,") and reported[3].startswith("fastest: 4 hosts")
     late = advice(made, 0.1, 5)
     assert "no size meets it; the fastest is 4 hosts" in late[0] and "no size fits; the cheapest is 1 host" in late[1]
     unpriced = advice([Offer(1, 100, True, 360_000, None)], None, 5)

@@ -12,7 +12,7 @@ from launcher.study import scaling_model
 from launcher.study.scaling_model import (
     Point,
     buckets,
-    efficiency_elsewhere,
+    extrapolated_efficiency,
     fit,
     held_out,
     hosts_held_out,
@@ -43,7 +43,7 @@ def test_buckets_are_one_mebibyte_and_then_25_each(size, count, last):
     [(8, 0.93, 0.93), (5, 1 / (1 + 0.0752688 * 1.6 / 1.75), 1 / (1 + 0.0752688 * 8 / 14)), (1, 1.0, 1.0), (16, 0.9254, 0.8611)],
 )  # fmt: skip
 def test_an_efficiency_elsewhere_lies_between_bytes_and_turns(other, by_bytes, by_turns):
-    assert efficiency_elsewhere(0.93, 8, other) == pytest.approx((by_bytes, by_turns), abs=1e-4)
+    assert extrapolated_efficiency(0.93, 8, other) == pytest.approx((by_bytes, by_turns), abs=1e-4)
 
 
 def planted(
@@ -73,7 +73,9 @@ def test_planted_numbers_are_found_and_sizes_that_were_not_run_predicted(bandwid
         for hosts, batch in GRID
     ]  # fmt: skip
     model = fit(points, truth["size"])
-    assert (model.fixed, model.an_image, model.backward) == pytest.approx((0.02, 0.004, 2 / 3), rel=1e-6)
+    assert (model.fixed, model.compute_seconds_per_image, model.backward) == pytest.approx(
+        (0.02, 0.004, 2 / 3), rel=1e-6
+    )
     assert (model.bandwidth, model.latency) == pytest.approx((bandwidth, 2e-4), rel=1e-6)
     for hosts, batch in ((8, 8), (16, 32), (3, 5)):
         assert model.step(hosts, batch).seconds == pytest.approx(planted(hosts, batch, **truth), rel=1e-6)
@@ -92,11 +94,13 @@ def test_an_input_that_was_waited_for_limits_larger_batches_too():
         Point(hosts=2, batch=10, seconds=0.13, waited=0.04, exposed=0.03),
     ]
     model = fit(points, 10 * MIB)
-    assert model.input_an_image == pytest.approx(0.01) and model.an_image == pytest.approx(0.006)
+    assert model.input_seconds_per_image == pytest.approx(0.01) and model.compute_seconds_per_image == pytest.approx(
+        0.006
+    )
     step = model.step(2, 30)
     assert (step.input, step.computing) == pytest.approx((0.3, 0.18)) and step.seconds == pytest.approx(0.33)
     between = [Point(hosts=1, batch=10, seconds=0.1, waited=0.04, side_by_side=False)]
-    assert fit(between, MIB).input_an_image == 0, "what is made between two steps is a part of them"
+    assert fit(between, MIB).input_seconds_per_image == 0, "what is made between two steps is a part of them"
     assert fit(between, MIB).step(1, 20).seconds == pytest.approx(0.2)
 
 

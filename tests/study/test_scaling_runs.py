@@ -57,7 +57,7 @@ TINY += [
 
 def test_no_trial_goes_on_from_another_ones_checkpoint_or_from_the_trainings(monkeypatch):
     planned: list[launcher.Plan] = []
-    monkeypatch.setattr(engine, "to_its_end", lambda begin, **_: begin())
+    monkeypatch.setattr(engine, "run_to_completion", lambda begin, **_: begin())
     monkeypatch.setattr(engine, "start", planned.append)
     values = {"name": "it", "script": "train_classifier.py", "hyperparameters": {"model": "resnet18"}}
     for job in (values, {**values, "checkpoints": "s3://bucket/it/"}, {**values, "checkpoints": "s3://bucket/it/"}):
@@ -98,12 +98,12 @@ def test_a_study_that_was_killed_goes_on_where_it_was_and_tells_everything(place
         str(table),
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as killed:
-        told: list[str] = []
-        while not told or (told[-1] and not told[-1].startswith("1/2 ")):
-            told.append(killed.stdout.readline())
+        reported: list[str] = []
+        while not reported or (reported[-1] and not reported[-1].startswith("1/2 ")):
+            reported.append(killed.stdout.readline())
         killed.kill()
-    assert told[-1].startswith("1/2  1 host, global batch 4, repeat 1: ") and " ms a step" in told[-1], told
-    assert told[-3].startswith("warning: distribution: smddp exists on SageMaker only"), told
+    assert reported[-1].startswith("1/2  1 host, global batch 4, repeat 1: ") and " ms a step" in reported[-1], reported
+    assert reported[-3].startswith("warning: distribution: smddp exists on SageMaker only"), reported
     before = list(csv.DictReader(table.open()))
     assert len(before) == 1
     said: list[str] = []
@@ -149,12 +149,12 @@ def test_what_cannot_be_compared_is_refused_before_anything_runs(place, monkeypa
         assert launcher.runs() == []
         return capsys.readouterr().err
 
-    told = refused("--hosts", "1,2,3", "--mode", "both")
-    assert "study.hosts: 3: the global batch of 16 is not divisible by their processes" in told
-    assert "global_batch_size: 18, or use --mode weak" in told
-    told = refused("--hosts", "0,2", "--mode", "strnog", "--repeats", "0", "--batches", "none")
+    reported = refused("--hosts", "1,2,3", "--mode", "both")
+    assert "study.hosts: 3: the global batch of 16 is not divisible by their processes" in reported
+    assert "global_batch_size: 18, or use --mode weak" in reported
+    reported = refused("--hosts", "0,2", "--mode", "strnog", "--repeats", "0", "--batches", "none")
     for expected in ("study.hosts.0: 0", "did you mean strong?", "study.repeats: 0", "study.batches.0: 'none'"):
-        assert expected in told, told
+        assert expected in reported, reported
     assert "distribution: none: with several hosts" in refused("distribution=none")
     assert "auto: each size could choose" in refused("hyperparameters.batch_size_per_device=auto")
     assert "your own script: the study cannot set its batch" in refused("source=mine")
@@ -202,17 +202,17 @@ def test_hosts_on_one_machine_get_the_same_threads_and_the_crowded_are_named(pla
 def test_on_sagemaker_a_host_has_its_gpus_and_all_trials_a_price(place, capsys):
     words = ["compute.price_per_hour=40", "compute.max_hours=0.5", "--hosts", "1,2", "--repeats", "1", "--on", "aws"]
     assert main.main(["study", "scaling", str(HYUNDAI), *words, "--max-cost", "100"]) == 2
-    told = capsys.readouterr()
+    reported = capsys.readouterr()
     # weak with 256 / 32 = 8 a GPU: 64 and 128 in all; strong 256 twice. 0.5 h and 2 min at $40 a host: 2 x $21.33 + 2 x $42.67
-    assert "4 trials: at most $128.00 in all; the most expensive at most $42.67" in told.out
-    assert "at most $128.00 in all" in told.err and "at most $100.00" in told.err and launcher.runs() == []
+    assert "4 trials: at most $128.00 in all; the most expensive at most $42.67" in reported.out
+    assert "at most $128.00 in all" in reported.err and "at most $100.00" in reported.err and launcher.runs() == []
 
 
 @pytest.mark.slow
-def test_a_size_that_fails_is_told_and_not_tried_again(place, tmp_path, monkeypatch, capsys):
+def test_a_size_that_fails_is_reported_and_not_tried_again(place, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(place)
     words = [*TINY[1:], "hyperparameters.model_options={no_such_option: 1}", "study.hosts=[1]", "study.repeats=2"]
     assert main.main(["study", "scaling", str(HYUNDAI), *words, "--smoke", "--table", str(tmp_path / "x.csv")]) == 1
-    told = capsys.readouterr().out
-    assert "no trial has completed" in told and "1 host, global batch 4, repeat 1: Failed" in told
-    assert "repeat 2: left out after an earlier failure" in told and len(launcher.runs()) == 1
+    reported = capsys.readouterr().out
+    assert "no trial has completed" in reported and "1 host, global batch 4, repeat 1: Failed" in reported
+    assert "repeat 2: left out after an earlier failure" in reported and len(launcher.runs()) == 1

@@ -33,18 +33,18 @@ def test_mistakes_are_refused_before_anything_runs(place, capsys, monkeypatch):
     assert "leave out --smoke" in refused("--smoke", "--", sys.executable)
     assert "no-such-program: no such program" in refused("--", "no-such-program")
     assert "aws: a command runs on this machine" in refused("--on", "aws", "--", sys.executable)
-    told = refused(config, "--allow", "precison,num_workers")
-    assert "did you mean precision?" in told and "num_workers: " not in told
+    reported = refused(config, "--allow", "precison,num_workers")
+    assert "did you mean precision?" in reported and "num_workers: " not in reported
     assert "--minutes: 0" in refused(config, "--minutes", "0") and "--trials: 0" in refused(config, "--trials", "0")
     assert "no such file" in refused("no-such.yaml")
-    told = refused(config, 'environment.LAUNCHER_SETTINGS="[1]"')
-    assert "environment.LAUNCHER_SETTINGS: [1]: no JSON object" in told
-    told = refused("--max-cost", "3", "--", sys.executable)
-    assert "--max-cost" in told and "what a command costs is not known" in told
+    reported = refused(config, 'environment.LAUNCHER_SETTINGS="[1]"')
+    assert "environment.LAUNCHER_SETTINGS: [1]: no JSON object" in reported
+    reported = refused("--max-cost", "3", "--", sys.executable)
+    assert "--max-cost" in reported and "what a command costs is not known" in reported
     monkeypatch.setenv("LAUNCHER_SETTINGS", "{")
     assert "LAUNCHER_SETTINGS: {: no JSON object" in refused("--", sys.executable)
-    told = refused(config, "hyperparameters.epochs=0", "observe=false")
-    assert "hyperparameters.epochs" in told
+    reported = refused(config, "hyperparameters.epochs=0", "observe=false")
+    assert "hyperparameters.epochs" in reported
 
 
 @pytest.mark.slow
@@ -55,17 +55,17 @@ def test_a_command_that_waits_for_its_reads_gets_more_workers_and_the_same_losse
     monkeypatch.chdir(tmp_path)
     words = ["tune", "--trials", "9", "--minutes", "6", "--html", "why.html", "--", sys.executable, "train.py"]
     assert main.main(words) == 0
-    told = capsys.readouterr()
+    reported = capsys.readouterr()
     table = next((tmp_path / "store/studies").glob("train-tune-process.csv"))
     assert len(rows(table)) <= 9 and {row["failure"] for row in rows(table)} == {""}
-    workers = [int(kept) for kept in re.findall(r"^num_workers=(\d+): kept, speed-up ", told.out, re.MULTILINE)]
-    assert workers and workers[0] >= 4 and "bit for bit" in told.out
-    assert "the limit that is left: " in told.out
-    assert "in the script: DataLoader(num_workers=1) at train.py:" in told.out
-    assert "as measured: LAUNCHER_SETTINGS=" in told.out
+    workers = [int(kept) for kept in re.findall(r"^num_workers=(\d+): kept, speed-up ", reported.out, re.MULTILINE)]
+    assert workers and workers[0] >= 4 and "bit for bit" in reported.out
+    assert "the limit that is left: " in reported.out
+    assert "in the script: DataLoader(num_workers=1) at train.py:" in reported.out
+    assert "as measured: LAUNCHER_SETTINGS=" in reported.out
     page = (tmp_path / "why.html").read_text()
     assert f"num_workers={workers[0]}: kept" in page and "expected" in page and "Storage is too slow" in page
-    speed = float(told.out.split("speed-up ")[-1].split()[0]) if "speed-up" in told.out else 0
+    speed = float(reported.out.split("speed-up ")[-1].split()[0]) if "speed-up" in reported.out else 0
     assert speed > 1.3
 
 
@@ -135,8 +135,10 @@ def test_what_may_change_more_than_speed_is_asked_for_and_then_tried(place, tmp_
     words = ["tune", str(config), "--allow", "checkpoint_every", "--trials", "5", "--write", str(new), "--json"]
     assert main.main(words) == 0
     written = capsys.readouterr()
-    told, described = written.err, json.loads(written.out)
-    assert "kept, speed-up" in told and "-  checkpoint_every: 1" in told and "+  checkpoint_every: " in told, told
+    reported, described = written.err, json.loads(written.out)
+    assert (
+        "kept, speed-up" in reported and "-  checkpoint_every: 1" in reported and "+  checkpoint_every: " in reported
+    ), reported
     tuned = yaml.safe_load(new.read_text())
     assert described["changes"] == {"checkpoint_every": tuned["hyperparameters"]["checkpoint_every"]}
     assert (
@@ -154,7 +156,7 @@ def test_what_may_change_more_than_speed_is_asked_for_and_then_tried(place, tmp_
 
 
 @pytest.mark.slow
-def test_a_job_that_fails_as_it_is_is_told(place, tmp_path, capsys):
+def test_a_job_that_fails_as_it_is_is_reported(place, tmp_path, capsys):
     words = ["tune", str(place / "config.yaml"), "hyperparameters.model_options={no_such_option: 1}"]
     assert main.main(words) == 1
     assert "the job as it is failed" in capsys.readouterr().out and len(launcher.runs()) == 1

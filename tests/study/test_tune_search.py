@@ -15,7 +15,7 @@ from launcher.record.records import RunFolder
 from launcher.runner.run import Run
 from launcher.study.tune_course import Course
 from launcher.study.tune_result import Tuning
-from launcher.study.tune_search import Search, Spent, Trial
+from launcher.study.tune_search import BudgetExhausted, Search, Trial
 from launcher.study.tune_subject import CommandSubject
 
 
@@ -50,7 +50,7 @@ class Job:
 
     def __call__(self, changes: Mapping[str, int], label: str, steps: int | None = None) -> Trial:
         if spent := self.spent(1):
-            raise Spent(spent)
+            raise BudgetExhausted(spent)
         workers = changes.get("num_workers", self.workers)
         self.tried.append(workers)
         trial = Trial(changes, Run(RunFolder(Path(f"trial-{len(self.tried)}"))))

@@ -24,7 +24,7 @@ from launcher.study import engine, tune_trials
 from launcher.study.conditions import CONDITIONS, settings_of
 from launcher.study.trial_table import TrialTable
 from launcher.study.tune_result import Tuning
-from launcher.study.tune_search import Spent
+from launcher.study.tune_search import BudgetExhausted
 from launcher.study.tune_subject import Changes, Subject, Until
 from launcher.study.tune_trials import KEYS, MEASURED, Trials
 from tests.conftest import as_in_a_terminal, wait_until
@@ -38,8 +38,8 @@ def test_after_a_kill_the_same_command_goes_on_and_repeats_no_trial(script, tmp_
     command = [sys.executable, "-m", "launcher", "tune", "--trials", "4", "--table", str(table)]
     command += ["--", sys.executable, "train.py"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as killed:
-        told = [killed.stdout.readline() for _ in range(2)]
-        assert len(rows(table)) == 1, told
+        reported = [killed.stdout.readline() for _ in range(2)]
+        assert len(rows(table)) == 1, reported
         killed.kill()
     before = rows(table)
     found = launcher.tune([sys.executable, "train.py"], trials=4, table=table, say=lambda line: None)
@@ -62,8 +62,8 @@ def test_ctrl_c_stops_the_trial_and_says_how_to_go_on(tmp_path, monkeypatch):
         wait_until(launcher.runs, 60, "a trial has begun")
         wait_until(lambda: any("begun" in line for _, line in launcher.runs()[0].logs()), 60, "the command runs")
         stopped.send_signal(signal.SIGINT)
-        told = stopped.stdout.read().splitlines()
-    assert told[-1] == "stopping the running trial; the same command goes on from here"
+        reported = stopped.stdout.read().splitlines()
+    assert reported[-1] == "stopping the running trial; the same command goes on from here"
     assert stopped.returncode == 130
     [run] = launcher.runs()
     assert run.state == "Stopped"
@@ -134,7 +134,7 @@ def test_trials_that_were_interrupted_or_failed_count_for_what_was_paid(store, t
     assert trials()({}, "as it is").failed == "no data"
     assert [(row["state"], row["cost_usd"]) for row in rows(file)] == [("Failed", "0.75")]
     assert trials().spent(2) == "", "a course that begins anew with the table's trials looks ahead as it did"
-    with pytest.raises(Spent, match=r"\$0.75 of \$1.00 are spent, and a trial may cost \$0.50"):
+    with pytest.raises(BudgetExhausted, match=r"\$0.75 of \$1.00 are spent, and a trial may cost \$0.50"):
         trials()({}, "as it is")
     assert len(launcher.runs()) == 2
 
@@ -176,7 +176,7 @@ def test_warm_pools_count_for_what_they_cost_at_most_until_that_is_known(store, 
     subject, file = Priced(store), tmp_path / "trials.csv"
     subject.cost, known = 0.25, set()
     monkeypatch.setattr(Run, "settle", lambda run: known.update(one.name for one in launcher.runs()[:-1]))
-    monkeypatch.setattr(Run, "usd_after_the_end", property(lambda run: 0.125 if run.name in known else 4.0))
+    monkeypatch.setattr(Run, "usd_after_end", property(lambda run: 0.125 if run.name in known else 4.0))
 
     def trials() -> Trials:
         return Trials(subject, TrialTable(file, KEYS, MEASURED, subject.conditions()), 20, 600, 15, 100.0, 0.5, print)
@@ -247,7 +247,7 @@ def test_what_the_last_trials_warm_pool_costs_is_said_at_the_end(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("raise SystemExit(1)\n")
     monkeypatch.setattr(
-        Run, "still_costs", property(lambda run: f"4 hosts stay; to end that: launcher stop {run.name}")
+        Run, "remaining_costs", property(lambda run: f"4 hosts stay; to end that: launcher stop {run.name}")
     )
     said: list[str] = []
     launcher.tune([sys.executable, "train.py"], trials=1, table=tmp_path / "trials.csv", say=said.append)
@@ -340,7 +340,7 @@ def test_a_job_that_got_no_hosts_cost_nothing(store, tmp_path, more, paid):
 def test_what_hosts_cost_after_the_end_is_said_after_ctrl_c_too(monkeypatch):
     said: list[str] = []
     left, taken = (
-        SimpleNamespace(settle=lambda: said.append("settled"), still_costs=text) for text in ("2 hosts stay", "")
+        SimpleNamespace(settle=lambda: said.append("settled"), remaining_costs=text) for text in ("2 hosts stay", "")
     )
     with pytest.raises(KeyboardInterrupt), engine.what_stays(said.append) as begun:
         begun += [taken, left]

@@ -12,7 +12,7 @@ import pytest
 from launcher.config.issues import mistake
 from launcher.study import engine, under_way
 from launcher.study.question import Trial
-from launcher.study.under_way import UnderWay
+from launcher.study.under_way import RunningTrial
 
 CONDITIONS = {"code": "1", "settings": "2", "machine": "3"}
 JOB: Any = None
@@ -54,10 +54,10 @@ def run(monkeypatch) -> Elsewhere:
 
 
 @pytest.fixture
-def kept(tmp_path, run) -> UnderWay:
+def kept(tmp_path, run) -> RunningTrial:
     """A study was killed while its trial on two hosts ran."""
-    UnderWay(tmp_path / "trials.csv", CONDITIONS).write(trial(2), run)
-    return UnderWay(tmp_path / "trials.csv", CONDITIONS)
+    RunningTrial(tmp_path / "trials.csv", CONDITIONS).write(trial(2), run)
+    return RunningTrial(tmp_path / "trials.csv", CONDITIONS)
 
 
 @pytest.mark.parametrize("state", ["InProgress", "Completed"])
@@ -75,7 +75,7 @@ def test_it_is_taken_for_its_trial(kept, run, state):
 def test_one_that_came_to_nothing_runs_again(kept, run, state, monkeypatch):
     run.state = state
     waited: list[Any] = []
-    monkeypatch.setattr(under_way, "to_its_end", lambda begin, **_: waited.append(begin()))
+    monkeypatch.setattr(under_way, "run_to_completion", lambda begin, **_: waited.append(begin()))
     assert kept.left([trial(2)], print) is None and run.stopped == []
     assert waited == [run] * (state == "Stopping"), "its hosts may be all that the quota allows"
 
@@ -83,14 +83,14 @@ def test_one_that_came_to_nothing_runs_again(kept, run, state, monkeypatch):
 @pytest.mark.parametrize("changed", ["conditions", "trials"])
 def test_one_that_is_no_trial_any_more_is_stopped(kept, run, changed):
     said: list[str] = []
-    now = UnderWay(kept.table, {**CONDITIONS, "code": "4"}) if changed == "conditions" else kept
+    now = RunningTrial(kept.table, {**CONDITIONS, "code": "4"}) if changed == "conditions" else kept
     assert now.left([trial(2) if changed == "conditions" else trial(4)], said.append) is None
     assert run.stopped == ["its study was interrupted"] and "stopping far" in said[0]
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]", '{"run": "removed", "key": {}, "conditions": {}}'])
 def test_where_nothing_is_known_nothing_is_left(tmp_path, run, text):
-    made = UnderWay(tmp_path / "trials.csv", CONDITIONS)
+    made = RunningTrial(tmp_path / "trials.csv", CONDITIONS)
     said: list[str] = []
     if text is not None:
         made.file.write_text(text)
@@ -100,7 +100,7 @@ def test_where_nothing_is_known_nothing_is_left(tmp_path, run, text):
 
 def test_hosts_of_this_machine_end_with_the_study(tmp_path, run):
     run.on_this_machine = True
-    made = UnderWay(tmp_path / "trials.csv", CONDITIONS)
+    made = RunningTrial(tmp_path / "trials.csv", CONDITIONS)
     made.write(trial(2), run)
     assert [*Path(tmp_path).iterdir()] == []
 
@@ -115,7 +115,7 @@ def test_it_is_followed_before_any_other_trial_starts_and_noted_until_its_row_is
     """The file holds one: another trial would take its place, and a second kill would leave this one unknown."""
     followed, trials = [], [trial(1), trial(2)]
 
-    def to_its_end(begin, *, started, **_):
+    def run_to_completion(begin, *, started, **_):
         begun = begin()
         followed.append(begun)
         started(begun)
@@ -126,7 +126,7 @@ def test_it_is_followed_before_any_other_trial_starts_and_noted_until_its_row_is
         def add(self, key, measured, done) -> None:
             assert kept.file.exists(), "a kill before this row loses nothing"
 
-    monkeypatch.setattr(engine, "to_its_end", to_its_end)
+    monkeypatch.setattr(engine, "run_to_completion", run_to_completion)
     monkeypatch.setattr(engine, "_planned", lambda job, on: Elsewhere("new"))
     monkeypatch.setattr(engine, "start", lambda planned: planned)
     question = SimpleNamespace(on="aws", measure=lambda done: {}, progress=lambda measured: "")
@@ -137,7 +137,7 @@ def test_it_is_followed_before_any_other_trial_starts_and_noted_until_its_row_is
 
 
 @pytest.mark.parametrize(
-    ("outcome", "told"),
+    ("outcome", "reported"),
     [
         (
             {"state": "Stopped", "stop_reason": "compute.max_hours was reached"},
@@ -151,12 +151,12 @@ def test_it_is_followed_before_any_other_trial_starts_and_noted_until_its_row_is
     ],
     ids=["its time", "an error", "a full disk"],
 )
-def test_a_trial_that_shows_nothing_says_why(kept, run, monkeypatch, outcome, told):
-    monkeypatch.setattr(engine, "to_its_end", lambda begin, **_: begin())
+def test_a_trial_that_shows_nothing_says_why(kept, run, monkeypatch, outcome, reported):
+    monkeypatch.setattr(engine, "run_to_completion", lambda begin, **_: begin())
     monkeypatch.setattr(engine, "_planned", lambda job, on: None)
     monkeypatch.setattr(engine, "start", lambda planned: run)
     run.state, run.outcome, run.result = outcome["state"], lambda: outcome, dict
     question = SimpleNamespace(on="aws", measure=lambda done: done.result()["settings"])
     [failed] = engine._run([trial(1)], question, None, kept, None, print, [])
-    assert failed == f"1 hosts, repeat 1: {told}; launcher logs far"
+    assert failed == f"1 hosts, repeat 1: {reported}; launcher logs far"
     assert not kept.file.exists(), "it is over"

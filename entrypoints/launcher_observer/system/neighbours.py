@@ -8,7 +8,7 @@ from pathlib import Path
 
 from launcher_observer.system.host_samples import Key
 
-TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 OF_A_RUN = (b"LAUNCHER_OBSERVER_FOLDER=", b"TRAINING_JOB_NAME=")
 """Variables that all processes of a run share, also on its other hosts on this machine; the first that the monitor has itself counts."""
@@ -75,7 +75,7 @@ class Neighbours:
                 int(fields[11]) + int(fields[12]),
             )  # proc(5): starttime; utime and stime
             self._used[process] = ticks
-            used = (ticks - before.get(process, ticks)) / TICKS_A_SECOND / seconds
+            used = (ticks - before.get(process, ticks)) / TICKS_PER_SECOND / seconds
             if used >= NOTICED and not self._is_inside(process):
                 program = re.sub(r"[^\w.:+/ -]", "_", head.partition(b"(")[2].decode(errors="replace"))
                 cores[program] = cores.get(program, 0.0) + used

@@ -66,7 +66,7 @@ def wait_until(given_up: threading.Event) -> None:
     _given_up.set(given_up)
 
 
-def read_patiently(read: Callable[[], Read], file: str | os.PathLike[str]) -> Read:
+def read_with_retries(read: Callable[[], Read], file: str | os.PathLike[str]) -> Read:
     """The result of `read`, which is called again while storage fails.
 
     Args:

@@ -61,10 +61,10 @@ def choose(
         views: consecutive views of an image, each of them an image of a batch.
     """
     kind, asked = worker_kind(settings, world.device), settings.num_workers
-    share, where = cores_a_process(environ)
+    share, where = cores_per_process(environ)
     if asked != "auto":
         return Workers(kind, asked, f"data workers: {_counted(kind, asked)}, {_as_asked(asked, share, where)}")
-    cost = milliseconds_an_image(images, views)
+    cost = milliseconds_per_image(images, views)
     gpu = accelerator.is_gpu(world.device)
     if cost < (TINY_BESIDE_A_GPU if gpu else TINY):
         count, why = 0, f"an image costs {cost:.2f} ms, too little to hand over"
@@ -91,7 +91,7 @@ def worker_kind(settings: TrainingSettings, device: torch.device) -> WorkerKind:
 def choose_threads(settings: TrainingSettings, environ: Mapping[str, str] = os.environ) -> Workers:
     """DALI's threads, at least one: as many as the settings ask for or, with auto, as there are cores for."""
     asked = settings.num_workers
-    share, where = cores_a_process(environ)
+    share, where = cores_per_process(environ)
     if asked != "auto":
         count = max(1, asked)
         return Workers("threads", count, f"{_counted('threads', count)}, {_as_asked(asked, share, where)}")
@@ -100,7 +100,7 @@ def choose_threads(settings: TrainingSettings, environ: Mapping[str, str] = os.e
     return Workers("threads", count, f"{_counted('threads', count)} (auto: {why})")
 
 
-def cores_a_process(environ: Mapping[str, str]) -> tuple[float, str]:
+def cores_per_process(environ: Mapping[str, str]) -> tuple[float, str]:
     """Cores that each training process of this host may use, and how that was computed, for the log."""
     processes = processes_on_host(environ)
     cores = usable_cores()
@@ -118,7 +118,7 @@ def _as_asked(asked: int, share: float, where: str) -> str:
     )
 
 
-def milliseconds_an_image(images: Images, views: int = 1) -> float:
+def milliseconds_per_image(images: Images, views: int = 1) -> float:
     """Time to read, decode and augment one training image: the least of a few, because other programs only add to it.
 
     Args:

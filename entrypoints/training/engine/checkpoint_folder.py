@@ -1,8 +1,8 @@
 """One checkpoint as a folder: it appears whole or not at all, is on the disk when it does, and is verified when it is read.
 
-    step-00001200/shared.pt       what all ranks have in common
-                  own.pt          what each rank has of its own, one row a rank
-                  manifest.json   step, world size, fingerprint, and the SHA-256 of both files
+step-00001200/shared.pt       what all ranks have in common
+              own.pt          what each rank has of its own, one row a rank
+              manifest.json   step, world size, fingerprint, and the SHA-256 of both files
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from training.data.storage import read_patiently
+from training.data.storage import read_with_retries
 
 SHARED, OWN, MANIFEST = "shared.pt", "own.pt", "manifest.json"
 
@@ -142,7 +142,7 @@ def refuse_unreadable(value: Any, where: str) -> None:
 
 def _content(file: Path) -> bytes:
     try:
-        return read_patiently(file.read_bytes, file)
+        return read_with_retries(file.read_bytes, file)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise Damaged(f"no {file.name}" if file.name == MANIFEST else f"{file.name}: {error.strerror}") from None
 

@@ -22,7 +22,7 @@ step of a ViT-L teacher and a ViT-S student (docs/results/gpu.md), so 1,000 to 3
 HOPPER = 9
 """Major compute capability of the only GPU that was measured (CUDA C++ programming guide, "Compute Capabilities")."""
 
-LEAST_TORCH = (2, 6)
+MIN_TORCH = (2, 6)
 """Oldest torch with which `auto` compiles and makes graphs: older compilers give up on more models. The figures are of 2.11."""
 
 Settings = TypeVar("Settings", bound=TrainingSettings)
@@ -85,10 +85,10 @@ def _no_graphs(settings: TrainingSettings, world: World) -> str | None:
         return "it was measured on an H100 only"
     if world.size > 1:
         return "it was not measured on several GPUs"
-    if tuple(map(int, torch.__version__.split(".")[:2])) < LEAST_TORCH:
-        return f"torch {torch.__version__} is older than {'.'.join(map(str, LEAST_TORCH))}"
+    if tuple(map(int, torch.__version__.split(".")[:2])) < MIN_TORCH:
+        return f"torch {torch.__version__} is older than {'.'.join(map(str, MIN_TORCH))}"
     if settings.cuda_graphs is False:
         return "cuda_graphs is false, and without them it does not always pay"
-    if not settings.one_pass_a_step:
+    if not settings.one_pass_per_step:
         return "a step has several passes, whose gradients CUDA graphs would overwrite; without graphs it does not always pay"
     return None

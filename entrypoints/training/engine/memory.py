@@ -142,8 +142,8 @@ def loss_bytes(loss: Callable[[int], torch.Tensor], device: torch.device) -> tup
         kept = [_kept(loss, count) for count in LOSS_PROBES]
     counts = torch.tensor(LOSS_PROBES, dtype=torch.float64)
     powers = torch.linalg.solve(torch.vander(counts, increasing=True), torch.tensor(kept, dtype=torch.float64))
-    an_image, a_pair, a_triple = (max(0.0, round(value, 3)) for value in powers[1:].tolist())
-    return an_image, a_pair, a_triple
+    bytes_per_image, per_pair, per_triple = (max(0.0, round(value, 3)) for value in powers[1:].tolist())
+    return bytes_per_image, per_pair, per_triple
 
 
 def working_bytes(model: nn.Module, images: torch.Tensor) -> float:
@@ -236,9 +236,12 @@ def explain(now: Footprint, without: Mapping[str, Footprint], capacity: int) -> 
     ]
     for setting, other in without.items():
         saved = other.fixed - now.fixed
-        an_image = max(other.activations, other.teacher_activations) - max(now.activations, now.teacher_activations)
+        bytes_per_image = max(other.activations, other.teacher_activations) - max(
+            now.activations, now.teacher_activations
+        )
         lines.append(
-            f"  {setting} saves {_size(saved)}, and {_size(an_image)} an image: without it {other.largest_batch(capacity):,} would fit"
+            f"  {setting} saves {_size(saved)}, and {_size(bytes_per_image)} an image: without it "
+            f"{other.largest_batch(capacity):,} would fit"
         )
     return lines
 
@@ -303,12 +306,12 @@ def as_tried(
     of_few, of_more = trial.held(few), trial.held(more)
     if of_few is None or of_more is None:
         return now, dict(without)
-    an_image = max(kept, (of_more - of_few) / (more - few))
-    beside = of_few - few * an_image - (now.weights + now.casts + now.optimizer)
+    bytes_per_image = max(kept, (of_more - of_few) / (more - few))
+    beside = of_few - few * bytes_per_image - (now.weights + now.casts + now.optimizer)
 
     def corrected(one: Footprint) -> Footprint:
         activations, teacher_activations = (
-            value * an_image / kept for value in (one.activations, one.teacher_activations)
+            value * bytes_per_image / kept for value in (one.activations, one.teacher_activations)
         )
         return replace(
             one, activations=activations, teacher_activations=teacher_activations, workspace=max(0.0, beside)

@@ -24,7 +24,7 @@ from launcher_observer.process import process_started, worker_cpu_seconds
 
 from training.data.dali.pipeline import DaliBatches
 from training.data.loaders import Loaders
-from training.data.workers import cores_a_process
+from training.data.workers import cores_per_process
 from training.distributed.world import World
 from training.engine.loop import States, Task, step_by_step
 from training.engine.run import Run
@@ -104,7 +104,7 @@ class _Bench:
             "finished": False,
             "workers": self.today,
             "worker_kind": self.kind,
-            "cores_a_process": cores_a_process(os.environ)[0],
+            "cores_per_process": cores_per_process(os.environ)[0],
             "world_size": self.world.size,
             "device": self.world.device.type,
             "device_name": accelerator.name(self.world.device),
@@ -152,7 +152,7 @@ class _Bench:
         make the images, today's alone."""
         if self.kind == "remote":
             return [self.today]
-        cores = int(self._agreed(self.found["cores_a_process"]))
+        cores = int(self._agreed(self.found["cores_per_process"]))
         powers = [2**power for power in range(cores.bit_length()) if 2**power <= cores]
         none = [] if self.kind == "dali" else [0]  # DALI has at least one thread
         return sorted({*none, *powers, max(cores, 1), self.today})
@@ -208,7 +208,7 @@ class _Bench:
         return {
             "workers": workers,
             "images_per_second": speed,
-            "cpu_seconds_an_image": self._agreed(alone["input_cpu_seconds_an_image"]),
+            "cpu_seconds_per_image": self._agreed(alone["input_cpu_seconds_per_image"]),
         }
 
     def there_is_time_for(self, name: str, detail: str = "") -> bool:
@@ -303,7 +303,7 @@ def input_alone(
             as many count, unless that takes three times `most_seconds`.
 
     Returns:
-        input_images_per_second of this process, input_cpu_seconds_an_image (this process and its workers), and
+        input_images_per_second of this process, input_cpu_seconds_per_image (this process and its workers), and
         input_start_seconds: from asking the loader to its first batch, the start of its workers included.
     """
     asked, counted, batches, made = time.perf_counter(), 0, 0, _epochs(loaders, first_step)
@@ -322,7 +322,7 @@ def input_alone(
     seconds, cpu = time.perf_counter() - began, time.process_time() + worker_cpu_seconds() - cpu
     return {
         "input_images_per_second": counted / seconds,
-        "input_cpu_seconds_an_image": cpu / counted,
+        "input_cpu_seconds_per_image": cpu / counted,
         "input_start_seconds": first,
     }
 

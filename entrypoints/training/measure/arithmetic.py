@@ -207,8 +207,8 @@ class Arithmetic:
     def about(self) -> dict[str, Any]:
         """Entries for a run's record: operations per image, peaks with their source, and why there is no MFU, "" if it is
         known."""
-        known = {"gflop_an_image": [each / 1e9 for each, _ in self._trained]} if not self._why_not else {}
-        asked = {"teacher_gflop_an_image": [each / 1e9 for each, _ in self._asked]} if self._asked else {}
+        known = {"gflop_per_image": [each / 1e9 for each, _ in self._trained]} if not self._why_not else {}
+        asked = {"teacher_gflop_per_image": [each / 1e9 for each, _ in self._asked]} if self._asked else {}
         used = {precision for _, precision in (*self._trained, *self._asked)}
         peaks = {name: value for name, value in (self._peak.teraflops if self._peak else {}).items() if name in used}
         sourced = {"peak_tflops": peaks, "peak_source": self._peak.source} if self._peak and peaks else {}

@@ -24,19 +24,19 @@ from training.servers.proof import Proof
 QUEUED = 2
 """Parts that wait at a server besides those in its threads, so that it never waits for the next."""
 
-LEAST_BATCHES = 2
+MIN_BATCHES = 2
 """Batches in flight, at least."""
 
-MOST_BYTES = 2**30
-"""Of batches in flight, though LEAST_BATCHES are always allowed."""
+MAX_BYTES = 2**30
+"""Of batches in flight, though MIN_BATCHES are always allowed."""
 
-LATE, LEAST_LATE = 5.0, 2.0
+LATE, MIN_LATE = 5.0, 2.0
 """A part is late after this multiple of what parts take, and at least this many seconds."""
 
 LOST_SECONDS = 60.0
 """A server that has not answered for this long is put aside, with its requests; longer if many processes ask it."""
 
-FEW_ASKERS, MOST_ASKERS = 8, 64
+FEW_ASKERS, MAX_ASKERS = 8, 64
 """Processes up to which that is long enough, and how many count at most: each has six parts at a server of four threads, so one of 64
 waits for 95 turns, and one of 8 for 11, of 5 s each."""
 
@@ -178,8 +178,8 @@ class Pool:
         """Batches in flight at most: enough for every server, in bounded memory."""
         slots = sum(one.threads + QUEUED for one in self.live)
         wanted = 1 + -(-slots * PART // self._batch_images)
-        room = int(MOST_BYTES / (self._image_bytes * self._batch_images)) if self._image_bytes else LEAST_BATCHES
-        return max(LEAST_BATCHES, min(wanted, room))
+        room = int(MAX_BYTES / (self._image_bytes * self._batch_images)) if self._image_bytes else MIN_BATCHES
+        return max(MIN_BATCHES, min(wanted, room))
 
     def ask_for(self, batch: PendingBatch) -> None:
         """Queue a batch after those before it."""
@@ -250,7 +250,7 @@ class Pool:
         for server in self._servers.values():
             if (server.asked or server.proof is not None) and now - server.heard > lost:
                 self._fail(server, ServerFailed(f"no answer for {lost:.0f} s"))
-            late = LOST_SECONDS if server.seconds is None else max(LEAST_LATE, LATE * server.seconds)
+            late = LOST_SECONDS if server.seconds is None else max(MIN_LATE, LATE * server.seconds)
             for part, asked in [*server.asked.values()]:
                 if part.there or len(part.at) > 1 or now - asked < late:
                     continue
@@ -404,7 +404,7 @@ class Pool:
 
 def lost_seconds(processes: int) -> float:
     """Seconds without an answer until a server that `processes` of a job ask counts as gone. A killed one is known at once."""
-    return LOST_SECONDS * max(1.0, min(processes, MOST_ASKERS) / FEW_ASKERS)
+    return LOST_SECONDS * max(1.0, min(processes, MAX_ASKERS) / FEW_ASKERS)
 
 
 def look_seconds(processes: int) -> float:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from training.settings import limits, require, setting
 from training.settings.entries import variants
 from training.settings.scripts import LabelledImageSettings, TeacherSettings
-from training.settings.students import MOST_STUDENTS, OF_A_STUDENT
+from training.settings.students import MAX_STUDENTS, OF_A_STUDENT
 
 AS_COMPLETE = "with teacher_cache.complete: the label bank is all there is of the teacher"
 """Why a setting of the teacher has no meaning."""
@@ -150,8 +150,8 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
         return self.teacher_cache is not None and self.teacher_cache.complete
 
     @property
-    def one_pass_a_step(self) -> bool:
-        return super().one_pass_a_step and self.students is None
+    def one_pass_per_step(self) -> bool:
+        return super().one_pass_per_step and self.students is None
 
     def channels(self) -> list[str]:
         each, elsewhere = variants(self).values(), self.teacher_pretrained or self.has_complete_bank
@@ -171,7 +171,7 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
             seen = {str(options.get("in_chans", 3)) for options in own if isinstance(options, dict)}
             number, channels = len(self.students), len(seen)
             return [
-                ("students", 1 <= number <= MOST_STUDENTS, f"1 to {MOST_STUDENTS} of them, by name"),
+                ("students", 1 <= number <= MAX_STUDENTS, f"1 to {MAX_STUDENTS} of them, by name"),
                 ("students", channels <= 1, "in_chans of all student_options the same: they see the same images"),
                 (
                     "cuda_graphs",
@@ -236,7 +236,7 @@ class LabellingSettings(DistillationSettings):
     """Settings of label_images.py: those of the training runs that its answers are for."""
 
     @property
-    def one_pass_a_step(self) -> bool:
+    def one_pass_per_step(self) -> bool:
         return True  # there are no gradients
 
     def conditions(self) -> list[tuple[str, bool, str]]:

@@ -119,7 +119,7 @@ class TrainingSettings:
         return ["train"]
 
     @property
-    def one_pass_a_step(self) -> bool:
+    def one_pass_per_step(self) -> bool:
         """Whether a step has one forward and one backward pass of one model, so that no gradient waits for another pass."""
         return self.batch_size_per_device is None
 
@@ -135,7 +135,7 @@ class TrainingSettings:
             ("worker_type", not remote or self.preprocessing != "dali", "another one with preprocessing dali"),
             (
                 "cuda_graphs",
-                self.cuda_graphs is not True or self.one_pass_a_step,
+                self.cuda_graphs is not True or self.one_pass_per_step,
                 "auto or false with batch_size_per_device: its graphs would overwrite gradients that are accumulated",
             ),
         ]

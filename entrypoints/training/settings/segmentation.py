@@ -99,7 +99,7 @@ class PixelLabellingSettings(SegmentationSettings):
     """Settings of label_pixels.py: those of the training runs that its answers are for."""
 
     @property
-    def one_pass_a_step(self) -> bool:
+    def one_pass_per_step(self) -> bool:
         return True  # there are no gradients
 
     def conditions(self) -> list[tuple[str, bool, str]]:

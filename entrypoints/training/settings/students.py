@@ -16,5 +16,5 @@ OF_A_STUDENT = (
 )
 """Settings that each student may set anew. All others belong to the images, the teacher or the machine, which they share."""
 
-MOST_STUDENTS = 22
+MAX_STUDENTS = 22
 """Of one job: SageMaker then still has room for one metric of each, `training.runtime.metrics.sagemaker_metrics`."""

@@ -121,11 +121,11 @@ def with_feature_loss(
         return now, {**without}
     how, taught = settings.features, teacher.eager().with_features(image)[1].shape[1:]
     kept = [_kept_by_loss(state.trainable, taught, how, image) for state in states]
-    an_image, a_pair, a_triple = (max(sizes) for sizes in zip(*kept))
+    bytes_per_image, per_pair, per_triple = (max(sizes) for sizes in zip(*kept))
     return (
-        replace(now, activations=now.activations + an_image, pairs=a_pair, triples=a_triple),
+        replace(now, activations=now.activations + bytes_per_image, pairs=per_pair, triples=per_triple),
         {
-            name: replace(step, activations=step.activations + an_image, pairs=a_pair, triples=a_triple)
+            name: replace(step, activations=step.activations + bytes_per_image, pairs=per_pair, triples=per_triple)
             for name, step in without.items()
         },
     )

@@ -53,8 +53,8 @@ def memory_needed(teacher: Teacher, data: Data[Any, Any], device: torch.device, 
         packing: bytes that packing an answer for the bank takes.
     """
     image = example(data, device)
-    an_image = max(packing, *(working_bytes(member.model, image) for member in teacher.members))
-    return Footprint(weights=0, optimizer=0, average=0, activations=an_image, teacher=teacher.memory_bytes)
+    bytes_per_image = max(packing, *(working_bytes(member.model, image) for member in teacher.members))
+    return Footprint(weights=0, optimizer=0, average=0, activations=bytes_per_image, teacher=teacher.memory_bytes)
 
 
 def labelling_loaders(data: Data[Any, Any], needed: Footprint, views: int, run: Run) -> Loaders:

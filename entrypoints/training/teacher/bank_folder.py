@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 
 from training.data.sources.shard_cache import host_folder, locked
-from training.data.storage import read_patiently
+from training.data.storage import read_with_retries
 from training.distributed.world import World
 from training.models.files import MAX_RATIO, SMALL, unpack
 from training.runtime.environment import Environment
@@ -121,7 +121,7 @@ def _is_whole(target: Path, origin: Origin) -> bool:
         OSError: storage kept failing: the folder may be complete, with answers that the archive lacks.
     """
     try:
-        marker = json.loads(read_patiently((target / MARKER).read_bytes, target / MARKER))
+        marker = json.loads(read_with_retries((target / MARKER).read_bytes, target / MARKER))
         return bool(marker["archive"] == origin) and all(
             (target / name).stat().st_size == size or name == CHECKSUMS for name, size in marker["files"].items()
         )

@@ -7,7 +7,7 @@ import torch
 from training.teacher.feature_format import FeatureFormat
 from training.teacher.tensor_bits import bytes_of, fp16_of, pack_bits, unpack_bits
 
-LEAST_SCALE = 2.0**-24
+MIN_SCALE = 2.0**-24
 """The smallest positive fp16 number. If all numbers of a vector are equal, its scale is 0, and this as divisor gives codes of 0."""
 
 
@@ -21,7 +21,7 @@ def pack_features(kept: FeatureFormat, features: torch.Tensor) -> torch.Tensor:
     largest = vectors.amax(1, keepdim=True).half()
     distance = largest.float() - vectors
     scale = (distance.amax(1, keepdim=True) / steps).half()
-    codes = (distance / scale.float().clamp_min(LEAST_SCALE)).round().clamp(0, steps).to(torch.uint8)
+    codes = (distance / scale.float().clamp_min(MIN_SCALE)).round().clamp(0, steps).to(torch.uint8)
     parts = (bytes_of(largest), bytes_of(scale), pack_bits(codes, kept.code_bits))
     return torch.cat([part.reshape(len(features), -1) for part in parts], dim=1)
 

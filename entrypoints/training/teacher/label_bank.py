@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from training.data.storage import read_patiently
+from training.data.storage import read_with_retries
 from training.teacher.pixel_format import GRID, PixelFormat
 from training.teacher.record_format import WORD, RecordFormat, Records
 
@@ -102,9 +102,9 @@ class ViewFile:
         Read, not mapped: storage that fails under a mapping kills the process (SIGBUS), which leaves no chance to retry.
 
         Raises:
-            StorageError: storage kept failing, as in `read_patiently`.
+            StorageError: storage kept failing, as in `read_with_retries`.
         """
-        return read_patiently(lambda: self._read(indices), self.path)
+        return read_with_retries(lambda: self._read(indices), self.path)
 
     def _read(self, indices: np.ndarray) -> np.ndarray:
         records = np.empty((len(indices), self.record_size), np.uint8)

@@ -9,7 +9,7 @@ import torch
 
 from training.runtime import accelerator
 from training.teacher.feature_format import FeatureFormat
-from training.teacher.feature_records import LEAST_SCALE, pack_features, unpack_features
+from training.teacher.feature_records import MIN_SCALE, pack_features, unpack_features
 from training.teacher.record_format import Precision, RecordFormat
 
 Output = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
@@ -42,7 +42,7 @@ class RecordLayout(RecordFormat):
         largest = kept.amax(1, keepdim=True)
         distance = largest - kept
         scale = _in_fp16(distance.amax(1, keepdim=True) / self.steps)
-        codes = (distance / scale.clamp_min(LEAST_SCALE)).round().clamp_max(self.steps)
+        codes = (distance / scale.clamp_min(MIN_SCALE)).round().clamp_max(self.steps)
         if parts:
             parts[1] = _in_fp16(parts[1] - largest)
         return torch.cat([codes, *parts, _in_fp16(largest), scale], dim=1)

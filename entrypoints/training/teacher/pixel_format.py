@@ -122,8 +122,8 @@ class PixelFormat(Records):
         """Records, uint8 (batch, size), decoded to arrays by name.
 
         `coarse` float32 (batch, classes, ceil(rows / 2), ceil(columns / 2)): all logits at half the grid. With top_k, for each place,
-        `logits` float32 and `classes` int32 (batch, rows, columns, top_k), where the largest logit is 0, and `residual` float32 (batch, rows,
-        columns), the log-sum-exp of all others. And `features` if they are kept.
+        `logits` float32 and `classes` int32 (batch, rows, columns, top_k), where the largest logit is 0, and `residual` float32 (batch,
+        rows, columns), the log-sum-exp of all others. And `features` if they are kept.
         """
         fields, grid = self.fields_of(records), (len(records), self.rows, self.columns)
         shape = (len(records), self.classes, *self.coarse)

@@ -18,7 +18,7 @@ from training.servers.back_off import is_said, pause_after
 from training.servers.parts import PART
 from training.servers.pool import (
     LATE,
-    LEAST_LATE,
+    MIN_LATE,
     QUEUED,
     NoServers,
     Servers,
@@ -186,7 +186,7 @@ class RemoteTeacher:
             if (
                 self._seconds is not None
             ):  # a part far later than usual is asked of another server; the first answer counts
-                for part in question.late(now - max(LEAST_LATE, LATE * self._seconds)):
+                for part in question.late(now - max(MIN_LATE, LATE * self._seconds)):
                     question.wait(part)
             self._ask(question)
             done = self._servers.done([*question.asked], LOOK_SECONDS)

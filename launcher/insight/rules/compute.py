@@ -17,7 +17,8 @@ TEACHER = 0.25
 
 FASTER_ARITHMETIC = 2.0
 """Speed-up of 16-bit or TF32 matrix products over fp32, taken low: on an A100 the peak of TF32 is 8 times as high (156 to
-19.5 TFLOPS) and that of 16 bits 16 times (312; https://www.nvidia.com/en-us/data-center/a100/), but memory-bound kernels only halve their bytes."""
+19.5 TFLOPS) and that of 16 bits 16 times (312; https://www.nvidia.com/en-us/data-center/a100/), but memory-bound kernels only halve
+their bytes."""
 
 TENSOR_CORES, BF16 = 7.0, 8.0
 """Compute capabilities from which GPUs have tensor cores, and these multiply in bfloat16 and TF32 (NVIDIA, CUDA C++ programming guide,

@@ -204,7 +204,7 @@ def _small(evidence: Evidence) -> bool:
     if evidence.step_seconds is not None:
         own = evidence.step_seconds * (1 - (kept_from_core(evidence) or 0.0))
         return own / evidence.accumulation < SHORT_STEP
-    return evidence.gpu_memory is not None and (evidence.pegged or 0) < 0.5
+    return evidence.gpu_memory is not None and (evidence.saturated or 0) < 0.5
 
 
 def _one_core(evidence: Evidence) -> bool:
@@ -212,8 +212,8 @@ def _one_core(evidence: Evidence) -> bool:
     own = evidence.cores_used(evidence.own_cpu)
     if own is not None:
         return own >= 0.85 * (1 - (kept_from_core(evidence) or 0.0))
-    pegged, busy = evidence.pegged, evidence.busy
-    return pegged is not None and pegged >= 0.5 and busy is not None and busy < 0.7
+    saturated, busy = evidence.saturated, evidence.busy
+    return saturated is not None and saturated >= 0.5 and busy is not None and busy < 0.7
 
 
 def _numbers(evidence: Evidence, lost: float) -> list[str]:
@@ -235,9 +235,9 @@ def _numbers(evidence: Evidence, lost: float) -> list[str]:
     own = evidence.cores_used(evidence.own_cpu)
     if own is not None:
         numbers.append(f"the training process uses {own:.2f} cores")
-    if evidence.pegged is not None and evidence.busy is not None:
+    if evidence.saturated is not None and evidence.busy is not None:
         numbers.append(
-            f"a core at 95 % or more in {percent(evidence.pegged)} of the samples, {percent(evidence.busy)} of all in use"
+            f"a core at 95 % or more in {percent(evidence.saturated)} of the samples, {percent(evidence.busy)} of all in use"
         )
     return numbers
 
@@ -332,7 +332,7 @@ def _small_batch(evidence: Evidence, lost: float) -> Finding:
 
 def _try_fewer_workers(evidence: Evidence) -> tuple[Fix, ...]:
     """If system metrics alone show full cores and an idle GPU: the experiment that tells KT's fault from the others."""
-    if evidence.ranks or (evidence.pegged or 0.0) < 0.5 or evidence.workers is not None:
+    if evidence.ranks or (evidence.saturated or 0.0) < 0.5 or evidence.workers is not None:
         return ()
     return (
         Fix(

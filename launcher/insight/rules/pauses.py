@@ -111,9 +111,7 @@ def epoch_start_share(evidence: Evidence) -> float:
     shares = []
     for steps in evidence.ranks:
         others, later = after_epoch_firsts(evidence, steps)
-        of_epochs = np.concatenate(
-            [[False], np.diff(steps.epoch) > 0]
-        )  # other gaps are clock errors or unexplained
+        of_epochs = np.concatenate([[False], np.diff(steps.epoch) > 0])  # other gaps are clock errors or unexplained
         gaps = windows.between(steps, evidence.measurements.stalls)[of_epochs]
         between = float(gaps.sum()) / (evidence.training_seconds or 1)
         waited = 0.0

@@ -57,12 +57,12 @@ def waiting(evidence: Evidence) -> Answer:
         idle_cores = evidence.serving_busy is not None and evidence.serving_busy < WORKING
         reads = idle_cores and now.teacher_share < TEACHER
         return (_slow_reads if reads else _too_few)(evidence, now, wait)
-    if now.on_the_way >= TRAVELS * now.making:
+    if now.in_flight >= TRAVELS * now.making:
         return _network(evidence, now, wait)
     return NotMeasured(
         what=WHAT,
         reason=f"servers' threads are busy {percent(now.busy)} of the time, the receiving thread {percent(now.receiving)}, and "
-        f"{now.on_the_way:.1f} parts are on their way: nothing is at its limit",
+        f"{now.in_flight:.1f} parts are on their way: nothing is at its limit",
     )
 
 
@@ -75,9 +75,9 @@ def _numbers(evidence: Evidence, now: Served, wait: float) -> list[str]:
         hosts = serving_hosts(evidence)
         of = "" if hosts is None else f" of {counted(hosts, 'serving host')}"
         numbers.append(f"servers: {now.threads:.3g} threads{of}, busy {percent(now.busy)} of the time")
-    if now.seconds_an_image is not None:
+    if now.seconds_per_image is not None:
         numbers.append(
-            f"{now.images:.4g} images/s received, each {1000 * now.seconds_an_image:.3g} ms of a server's thread; "
+            f"{now.images:.4g} images/s received, each {1000 * now.seconds_per_image:.3g} ms of a server's thread; "
             f"{now.megabytes:.3g} MB/s"
         )
     if evidence.settings.get("teacher_servers"):
@@ -159,7 +159,7 @@ def _too_few(evidence: Evidence, now: Served, wait: float) -> Finding:
 
 def _more_servers(evidence: Evidence, now: Served, wait: float) -> tuple[Fix, float]:
     """The number of serving hosts at which no step waits, and its ratio to today's."""
-    hosts, needed, seconds = serving_hosts(evidence), _needed(now, wait), now.seconds_an_image
+    hosts, needed, seconds = serving_hosts(evidence), _needed(now, wait), now.seconds_per_image
     assert seconds is not None, "a busy server has made an image"
     threads = needed * seconds
     why = (
@@ -213,7 +213,7 @@ def _network(evidence: Evidence, now: Served, wait: float) -> Finding:
     each = now.megabytes / training
     whole = each * _needed(now, wait) / (now.images + now.alone)
     numbers = _numbers(evidence, now, wait)
-    whole_wait = now.on_the_way + now.making
+    whole_wait = now.in_flight + now.making
     numbers.append(
         f"of the time from asking for images to having them, making takes {percent(now.making / whole_wait)}"
     )

@@ -22,7 +22,7 @@ SWINGING = 1.5
 """Slow steps over quick ones from which steps swing. KT's six published iterations take from 9 to 32 s: 3.5."""
 
 
-def crowded(evidence: Evidence) -> bool:
+def oversubscribed(evidence: Evidence) -> bool:
     """Whether there are too many workers for the cores."""
     each = evidence.cores_each
     return bool(evidence.workers and each and evidence.workers >= max(TOO_MANY * each, each + 2))
@@ -41,7 +41,7 @@ def taken_by_workers(evidence: Evidence) -> float | None:
         return kept
     if suspected(evidence):
         return evidence.gpu_idle
-    if not crowded(evidence) or evidence.busy is None or evidence.busy < 0.6:
+    if not oversubscribed(evidence) or evidence.busy is None or evidence.busy < 0.6:
         return None
     wait, idle = evidence.share("data_wait") or 0.0, evidence.gpu_idle
     if wait >= NOTICEABLE:
@@ -101,7 +101,7 @@ def suspected(evidence: Evidence) -> bool:
     return bool(
         run_delay(evidence) is None
         and (evidence.gpu_idle or 0.0) >= IDLE_GPU
-        and (evidence.pegged or 0.0) >= 0.5
+        and (evidence.saturated or 0.0) >= 0.5
         and evidence.workers
         and each
         and evidence.workers >= max(each, 2)

@@ -54,7 +54,7 @@ class DrawnPair(NamedTuple):
 class PairsByDali:
     """What DaliBatches needs to make a MaskedBatch of training images."""
 
-    items_a_draw = 1
+    items_per_draw = 1
 
     def __init__(self, images: MaskedViews):
         self.images = images

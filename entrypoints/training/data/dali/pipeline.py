@@ -37,7 +37,7 @@ AHEAD = 2
 READERS = 8
 """Threads that read and draw: they mostly wait for files, and while one draws the others cannot."""
 
-DRAWS_A_TASK = 16
+DRAWS_PER_TASK = 16
 
 
 class DaliPreprocessor(ReferencePreprocessor):
@@ -78,7 +78,7 @@ class Recipe(Protocol[OneItem, OneDrawn]):
     """How one kind of batch is made."""
 
     operations: Operations
-    items_a_draw: int
+    items_per_draw: int
     """The most items per draw."""
 
     def begin_batch(self, fallback_indices: Collection[int]) -> Callable[[SampleKey], OneDrawn]:
@@ -139,9 +139,9 @@ class DaliBatches:
     def __init__(self, recipe: Recipe[Any, Any], batches: TrainingBatches, world: World, threads: Workers):
         self.recipe, self.batches, self.world, self.threads = recipe, batches, world, threads
         self._readers = ThreadPoolExecutor(READERS, "dali-reader")
-        self._by_reference: set[int] = set()
+        self._fallback_indices: set[int] = set()
         """Images that DALI has stopped on."""
-        self._most = batches.batch_size_per_device * recipe.items_a_draw
+        self._most = batches.batch_size_per_device * recipe.items_per_draw
         self._running: Callable[[], Generator[Any, None, None] | None] = lambda: None
         self._start()
 
@@ -195,8 +195,8 @@ class DaliBatches:
 
     def _plan(self, draws: list[SampleKey]) -> Batch:
         """A batch whose files are being read."""
-        one = self.recipe.begin_batch(frozenset(self._by_reference))
-        tasks = [draws[first : first + DRAWS_A_TASK] for first in range(0, len(draws), DRAWS_A_TASK)]
+        one = self.recipe.begin_batch(frozenset(self._fallback_indices))
+        tasks = [draws[first : first + DRAWS_PER_TASK] for first in range(0, len(draws), DRAWS_PER_TASK)]
         return Batch(draws, [self._readers.submit(lambda task: [*map(one, task)], task) for task in tasks])
 
     # -- DALI ------------------------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ class DaliBatches:
                 if attempt == 2:
                     raise RuntimeError(f"DALI cannot make a batch of training images: {error}") from error
                 named = [int(place) for place in re.findall(r"sample #(\d+)", str(error))] if attempt == 0 else []
-                self._by_reference |= {batch.items[place].image_index for place in named or range(len(batch.items))}
+                self._fallback_indices |= {batch.items[place].image_index for place in named or range(len(batch.items))}
                 batch = self._plan(batch.draws).read()  # other images replace what proves broken
         queued[0] = batch
         assert pixels is not None

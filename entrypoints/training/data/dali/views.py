@@ -67,7 +67,7 @@ class ViewsByDali:
         augmentation = views.augmentation
         warped = bool(augmentation.max_shift_pixels or augmentation.max_rotation_degrees)
         self.operations = Operations((views.size, views.size), views.channels, augmentation.load, warped)
-        self.items_a_draw = 2 if views.mixing.is_on else 1
+        self.items_per_draw = 2 if views.mixing.is_on else 1
 
     def begin_batch(self, fallback_indices: Collection[int]) -> Callable[[SampleKey], DrawnView]:
         item: Callable[[int, int], ViewItem] = partial(self._item, fallback_indices)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from training.data.storage import StorageError, read_patiently
+from training.data.storage import StorageError, read_with_retries
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 """What a file may hold, whatever its name says. Pillow knows more, and passes PostScript to Ghostscript, which runs it."""
@@ -46,7 +46,7 @@ def read_file(file: str | Path) -> bytes:
         StorageError: storage keeps failing, so nothing is known of the image.
     """
     try:
-        return read_patiently(partial(_content, file), file)
+        return read_with_retries(partial(_content, file), file)
     except StorageError:
         raise
     except OSError as error:

@@ -15,12 +15,12 @@ import numpy as np
 from training.data.decode.decoding import read_file
 from training.data.orders import FreeOrder
 from training.data.sources.file_trees import IMAGE_ENDINGS, refuse_unlisted, walk
-from training.data.storage import StorageError, read_patiently
+from training.data.storage import StorageError, read_with_retries
 
 CALLS_AT_ONCE = 16
 """Threads that list folders or query file sizes: a network file system answers late, at no cost to the CPU."""
 
-FILES_A_TURN = 10_000
+FILES_PER_TURN = 10_000
 """Files whose sizes are queried at once, so that a million files need no million futures."""
 
 
@@ -66,15 +66,15 @@ def digest_of_sizes(root: Path, files: Sequence[bytes]) -> str:
     def size(file: bytes) -> bytes:
         path = os.path.join(folder, file)
         try:
-            return b"%d" % read_patiently(partial(os.stat, path), os.fsdecode(path)).st_size
+            return b"%d" % read_with_retries(partial(os.stat, path), os.fsdecode(path)).st_size
         except StorageError:
             raise
         except OSError:
             return b"-"
 
     with ThreadPoolExecutor(CALLS_AT_ONCE) as pool:
-        for first in range(0, len(files), FILES_A_TURN):
-            part = files[first : first + FILES_A_TURN]
+        for first in range(0, len(files), FILES_PER_TURN):
+            part = files[first : first + FILES_PER_TURN]
             for file, count in zip(part, pool.map(size, part)):
                 found.update(b"%b\0%b\0" % (file, count))
     return found.hexdigest()

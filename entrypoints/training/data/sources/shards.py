@@ -32,12 +32,12 @@ from training.data.sources.shard_index import (
     scan_shards,
     write_index,
 )
-from training.data.storage import StorageError, read_patiently
+from training.data.storage import StorageError, read_with_retries
 
 HEADER = 512
 """Bytes of a member's header, which precedes it (POSIX ustar)."""
 
-MOST_HEADERS = 1000
+MAX_HEADERS = 1000
 """Headers that are kept, for messages about images that were just read."""
 
 
@@ -155,13 +155,13 @@ class ShardFiles:
             raise ValueError(
                 f"{self.root / self._names[shard]} ends within image {index}: it was changed since the start. Copy it again"
             )
-        if len(self._headers) >= MOST_HEADERS:
+        if len(self._headers) >= MAX_HEADERS:
             self._headers.clear()
         self._headers[shard, offset] = found[:HEADER]
         return found[HEADER:]
 
     def _pread(self, shard: int, offset: int, length: int) -> bytes:
-        return read_patiently(partial(self._pread_once, shard, offset, length), self.root / self._names[shard])
+        return read_with_retries(partial(self._pread_once, shard, offset, length), self.root / self._names[shard])
 
     def _pread_once(self, shard: int, offset: int, length: int) -> bytes:
         file, found = self._opened(shard), b""

@@ -26,7 +26,7 @@ class Stoppable(Protocol):
 AnyRun = TypeVar("AnyRun", bound=Stoppable)
 
 
-def to_its_end(
+def run_to_completion(
     begin: Callable[[], AnyRun],
     *,
     say: Callable[[str], None],

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from launcher_observer import outside
+from launcher_observer import setting_overrides
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
@@ -31,7 +31,7 @@ def torch_as_it_was(monkeypatch):
 
 
 def set_from_outside(**settings: object) -> None:
-    outside.apply(torch, {outside.VARIABLE: json.dumps(settings)})
+    setting_overrides.apply(torch, {setting_overrides.VARIABLE: json.dumps(settings)})
 
 
 def epochs(loader: DataLoader, count: int = 3) -> list[list[int]]:
@@ -96,7 +96,7 @@ def test_torchs_own_switches_are_set_and_the_unknown_is_named(capsys):
 
 @pytest.mark.parametrize("text", ["", "{", "3", "[1]"])
 def test_without_an_object_nothing_is_set(text, capsys):
-    outside.apply(torch, {outside.VARIABLE: text})
+    setting_overrides.apply(torch, {setting_overrides.VARIABLE: text})
     assert DataLoader(Numbers()).num_workers == 0
     assert bool(text) == ("is no JSON object" in capsys.readouterr().err)
 

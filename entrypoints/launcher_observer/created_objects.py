@@ -10,11 +10,11 @@ from launcher_observer.addresses import Address, here
 from launcher_observer.models import models_of
 from launcher_observer.setups import Setups
 
-MOST_DESCRIBED = 8
+MAX_DESCRIBED = 8
 """Optimizers whose models are looked for, by a scan of all Python objects: a script may make one for every image."""
 
 
-class MadeThings:
+class CreatedObjects:
     """Notes each object, with the line that made it."""
 
     def __init__(self, torch: Any, noted: Setups):
@@ -68,7 +68,7 @@ class MadeThings:
         self._described.add(id(optimizer))
         self._setups.add("step", here(), {})
         model_at = here()
-        if self._described_yet < MOST_DESCRIBED:
+        if self._described_yet < MAX_DESCRIBED:
             for model_at, values in models_of(self._torch, optimizer):
                 self._setups.add("model", model_at, values, which=(model_at[:2], values["class"]))
         self._described_yet += 1
