@@ -66,7 +66,7 @@ class Observer:
         self._file: TimelineFile | None = None
         self._asking: Loading | None = None
         """The pass whose next batch is awaited."""
-        self.set_to_evaluate: set[int] = set()
+        self.in_eval_mode: set[int] = set()
         """`id`s of models set to evaluate, with nothing trained since."""
         self._evaluates_at: Address | None = None
         """Where the first of them was set."""
@@ -191,8 +191,8 @@ class Observer:
     def backward_begins(self) -> str | None:
         """Returns the phase that resumes after it, if any."""
         within = self.events.phase
-        if self.set_to_evaluate:
-            self.set_to_evaluate.clear()
+        if self.in_eval_mode:
+            self.in_eval_mode.clear()
         if "backward" not in self._called:
             self.guarded(self.calls, "backward")
         self.events.add("backward", self._trains_on)
@@ -201,8 +201,8 @@ class Observer:
     def optimizer_begins(self, optimizer: Any) -> None:
         if not self.made.knows(optimizer):
             self.guarded(self.made.describe, optimizer)
-        if self.set_to_evaluate:
-            self.set_to_evaluate.clear()
+        if self.in_eval_mode:
+            self.in_eval_mode.clear()
         self.events.add("optimizer", self._optimizes, id(optimizer))
         if self.events.at_once:
             self.events.settle()
@@ -214,14 +214,14 @@ class Observer:
     def sets_to_evaluate(self, model: Any) -> None:
         if self.events.phase == "forward" and self._between is None:
             return  # mid-step: a teacher, or a frozen part of the model
-        if not self.set_to_evaluate:
+        if not self.in_eval_mode:
             self._evaluates_at = here()
             self.events.add("evaluate", self.clock.evaluation_may_begin)
-        self.set_to_evaluate.add(id(model))
+        self.in_eval_mode.add(id(model))
 
     def sets_to_train(self) -> None:
         """A model set to evaluate is set to train again."""
-        self.set_to_evaluate.clear()
+        self.in_eval_mode.clear()
         self.events.add(self._between, self._evaluation_ends, self._evaluates_at, time.process_time())
         self.events.settle()
 
@@ -230,7 +230,7 @@ class Observer:
         if self.events.phase in ("checkpoint", "data_wait"):
             return False
         self.setups.add("checkpoint", here(), {})
-        self.set_to_evaluate.clear()
+        self.in_eval_mode.clear()
         self.events.add("checkpoint", self._checkpoint_begins, self._evaluates_at, time.process_time())
         return True
 

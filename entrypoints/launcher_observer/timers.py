@@ -13,7 +13,7 @@ class Timer(Protocol):
     def now(self) -> Any:
         """This moment; None if it cannot be taken."""
 
-    def has_passed(self, moment: Any) -> bool:
+    def has_completed(self, moment: Any) -> bool:
         """Whether the seconds up to a moment can be read by now."""
 
     def seconds(self, begin: Any, end: Any) -> float: ...
@@ -30,7 +30,7 @@ class HostTimer:
 
     now = staticmethod(time.perf_counter)
 
-    def has_passed(self, moment: float) -> bool:
+    def has_completed(self, moment: float) -> bool:
         return True
 
     def seconds(self, begin: float, end: float) -> float:
@@ -82,7 +82,7 @@ class GpuTimer:
         self._in_use.append(moment)
         return moment
 
-    def has_passed(self, moment: Moment | None) -> bool:
+    def has_completed(self, moment: Moment | None) -> bool:
         return not self._is_capturing() and (moment is None or moment.event.query())
 
     def seconds(self, begin: Moment | None, end: Moment | None) -> float:

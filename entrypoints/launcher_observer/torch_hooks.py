@@ -35,7 +35,7 @@ def when_imported(folder: Path) -> None:
     Args:
         folder: the host's output folder, which exists.
     """
-    after_import("torch", functools.partial(_take_hold, folder=folder))
+    after_import("torch", functools.partial(_install_hooks, folder=folder))
 
 
 def current() -> Observer | None:
@@ -54,7 +54,7 @@ def end(reason: str) -> None:
         observer.end(reason)
 
 
-def _take_hold(torch: Any, folder: Path) -> None:
+def _install_hooks(torch: Any, folder: Path) -> None:
     observer = Observer(torch, folder, functools.partial(_copies, torch=torch))
     _observers.append(observer)
     observer.guarded(setting_overrides.apply, torch)  # first, so that the observer sees their effect
@@ -201,7 +201,7 @@ def _modes(observer: Observer, torch: Any) -> None:
 
     def training(original: Callable[..., Any]) -> Callable[..., Any]:
         def train(module: Any, mode: bool = True) -> Any:
-            if not compiling() and mode and id(module) in observer.set_to_evaluate and observer.trains_here():
+            if not compiling() and mode and id(module) in observer.in_eval_mode and observer.trains_here():
                 observer.guarded(observer.sets_to_train)
             return original(module, mode)
 

@@ -78,7 +78,7 @@ class Windows:
         while self._waiting:
             timer, step = self._waiting[0]
             # if a batch is requested in a stream of its own, its moments pass before those of the model's
-            if not all(map(timer.has_passed, [step.end, *(end for _, _, end in step.phases)])):
+            if not all(map(timer.has_completed, [step.end, *(end for _, _, end in step.phases)])):
                 return
             self._waiting.popleft()
             self._count(timer, step)

@@ -43,14 +43,14 @@ class Described:
     example: str = ""
     on_resume: bool = False
     """Whether a run that resumes may change it."""
-    worked_out: str = ""
+    default_expression: str = ""
     """The script's expression for its default, if a config cannot give that: no plain value, or a list for argparse."""
 
     @property
     def default_text(self) -> str:
         """The default as YAML writes it; empty for an empty mapping or list."""
-        if self.required or self.worked_out:
-            return "required" if self.required else self.worked_out
+        if self.required or self.default_expression:
+            return "required" if self.required else self.default_expression
         if self.default in ({}, []):
             return ""
         return self.default if isinstance(self.default, str) else json.dumps(self.default)
@@ -230,11 +230,11 @@ def _arguments(file: Path) -> list[Described]:
         if action.nargs == 0 or not action.option_strings:  # SageMaker passes a value with every name
             continue
         option = next((one for one in action.option_strings if one.startswith("--")), action.option_strings[0])
-        help, default, worked_out = written[action.option_strings[0]]
+        help, default, default_expression = written[action.option_strings[0]]
         takes = f"one of {', '.join(map(str, action.choices))}" if action.choices else ""
         takes = takes or kinds.get(typing.cast(type, action.type), "text")
         if takes_several(action):
-            worked_out, default = "" if action.required else worked_out or str(default), None
+            default_expression, default = "" if action.required else default_expression or str(default), None
             takes += f", {action.nargs} of them, which no job can give" if needs_several(action) else ", no list"
             takes += f": {ONE_TEXT}"
         found.append(
@@ -243,8 +243,10 @@ def _arguments(file: Path) -> list[Described]:
                 takes=takes,
                 required=action.required,
                 default=default,
-                sentence=" ".join(help.replace("%%", "%").replace("%(default)s", worked_out or str(default)).split()),
-                worked_out=worked_out,
+                sentence=" ".join(
+                    help.replace("%%", "%").replace("%(default)s", default_expression or str(default)).split()
+                ),
+                default_expression=default_expression,
             )
         )
     return found
@@ -257,9 +259,9 @@ def _as_written(tree: ast.Module) -> dict[str, tuple[str, Any, str]]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
             words = {word.arg: word.value for word in node.keywords}
             help, default = (_literal(words.get(name, ast.Constant(None))) for name in ("help", "default"))
-            worked_out = "" if _is_json(default) else ast.unparse(words["default"])
+            default_expression = "" if _is_json(default) else ast.unparse(words["default"])
             text = help if isinstance(help, str) else ""
-            found[str(_literal(node.args[0]))] = (text, None if worked_out else default, worked_out)
+            found[str(_literal(node.args[0]))] = (text, None if default_expression else default, default_expression)
     return found
 
 

@@ -31,7 +31,7 @@ def check(script: Path, hyperparameters: Mapping[str, tuple[str, str]]) -> list[
     found_parser = parser_of(script)
     if found_parser is None:
         return None
-    parser, tolerant = found_parser
+    parser, accepts_unknown = found_parser
     line = [text for option, value in hyperparameters.values() for text in (option, value)]
     try:
         _, rest = parser.parse_known_args(line)
@@ -39,8 +39,8 @@ def check(script: Path, hyperparameters: Mapping[str, tuple[str, str]]) -> list[
     except RefusedError as error:
         rest, refusal = [], str(error)
     found = []
-    if refusal or (rest and not tolerant):
-        found = list(_causes(parser, script.name, hyperparameters, tolerant)) or [
+    if refusal or (rest and not accepts_unknown):
+        found = list(_causes(parser, script.name, hyperparameters, accepts_unknown)) or [
             Issue(key="hyperparameters", found=f"{script.name} refuses them: {refusal}", fix="correct them")
         ]
     wrong = {issue.key for issue in found}
@@ -76,7 +76,7 @@ def _fix_for_several(script: str, name: str) -> str:
 
 
 def _causes(
-    parser: SilentParser, script: str, hyperparameters: Mapping[str, tuple[str, str]], tolerant: bool
+    parser: SilentParser, script: str, hyperparameters: Mapping[str, tuple[str, str]], accepts_unknown: bool
 ) -> Iterator[Issue]:
     """Why the command line is refused: hyperparameter by hyperparameter, and what is missing."""
     options = [option for action in parser._actions for option in action.option_strings]
@@ -99,13 +99,13 @@ def _causes(
             given.add(name)
             continue
         given |= vars(parsed).keys()
-        if rest[:1] == [option] and not tolerant:
+        if rest[:1] == [option] and not accepts_unknown:
             names = [each.lstrip("-") for each in options if each.startswith("--") and each != "--help"]
             fix = did_you_mean(name, names)
             if name in names:  # of one letter
                 fix = f"also call it {option} in the script: the container toolkit writes one hyphen before one letter"
             yield issue(found=f"{script} has no argument {option}", valid=", ".join(names), fix=fix)
-        elif rest and not tolerant:
+        elif rest and not accepts_unknown:
             found = f"{script} takes {option} without a value, and SageMaker always passes one: {option} {value}"
             yield issue(found=found, fix="give the argument a type and a value in the script, or remove it here")
     for action in required:

@@ -140,7 +140,7 @@ class _Script:
         self.tree, self.makers = tree, makers
         self.bound = _bound(tree)
         self.made: SilentParser | None = None
-        self.tolerant = False
+        self.accepts_unknown = False
         self.functions: dict[str, ast.FunctionDef] = {}
         self.called: set[str] = set()
         self.globals: dict[str, SilentParser | None] = {}
@@ -184,7 +184,7 @@ class _Script:
             self._run(self.tree.body, self.globals)
         except _ParsedError:
             assert self.made
-            return self.made, self.tolerant
+            return self.made, self.accepts_unknown
         raise NotPlain("it does not parse the arguments itself, or not where the script can be followed")
 
     def _concern(self, word: str) -> None:
@@ -286,7 +286,7 @@ class _Script:
         if name in PARSES:
             if node.keywords or [ast.dump(given) for given in node.args] not in ([], [COMMAND_LINE]):
                 raise NotPlain("it parses something other than the command line")
-            self.tolerant = name == "parse_known_args"
+            self.accepts_unknown = name == "parse_known_args"
             raise _ParsedError
         odd = name in GROUPS and any(word.arg not in GROUP_WORDS for word in node.keywords)
         if odd or self._concerns(*node.args, *node.keywords):

@@ -47,9 +47,9 @@ def error(kind: str) -> float:
     known = errors()
     own, pool = known.get(kind, []), [abs(one) for many in known.values() for one in many]
     usual = statistics.median(pool) / NormalDist().inv_cdf(0.75)
-    freedom = PRIOR + len(own)
-    variance = (math.fsum(one**2 for one in own) + PRIOR * usual**2) / freedom
-    return math.exp(student(freedom, CONFIDENCE) * math.sqrt(variance))
+    degrees_of_freedom = PRIOR + len(own)
+    variance = (math.fsum(one**2 for one in own) + PRIOR * usual**2) / degrees_of_freedom
+    return math.exp(student(degrees_of_freedom, CONFIDENCE) * math.sqrt(variance))
 
 
 def image_cost(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> float | None:

@@ -85,7 +85,7 @@ def usable_cores(evidence: Evidence) -> float:
     return float(np.mean([evidence.usable_cores(host) for host in evidence.hosts]))
 
 
-def swing(evidence: Evidence) -> float | None:
+def step_time_spread(evidence: Evidence) -> float | None:
     """Time of slow steps (90th percentile) over that of quick ones (10th), on the first rank.
 
     In a run with few usual steps all but the very first count, as in the log of six that KT published. None: fewer than FEW_SAMPLES count.

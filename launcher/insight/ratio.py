@@ -22,12 +22,12 @@ class Measured:
 
     value: float
     variance: float
-    freedom: float
+    degrees_of_freedom: float
     """Degrees of freedom of the variance; 0: too few windows for one."""
 
     def over(self, count: float) -> Measured:
         """The same for one of `count` things."""
-        return Measured(self.value / count, self.variance / count**2, self.freedom)
+        return Measured(self.value / count, self.variance / count**2, self.degrees_of_freedom)
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ def total(seconds: np.ndarray, counts: np.ndarray) -> Measured:
         return Measured(whole, 0.0, 0)
     excess = (seconds - whole / counts.sum()) * counts
     batches = np.array_split(excess, len(excess) // max(1, int(np.cbrt(len(excess)))))
-    freedom = len(batches) - 1
-    variance = len(batches) / freedom * sum(float(batch.sum()) ** 2 for batch in batches)
-    return Measured(whole, variance, freedom)
+    degrees_of_freedom = len(batches) - 1
+    variance = len(batches) / degrees_of_freedom * sum(float(batch.sum()) ** 2 for batch in batches)
+    return Measured(whole, variance, degrees_of_freedom)
 
 
 def added(parts: Sequence[Measured]) -> Measured:
@@ -90,7 +90,7 @@ def added(parts: Sequence[Measured]) -> Measured:
     return Measured(
         sum(part.value for part in parts),
         variance,
-        _freedom([(part.variance, part.freedom) for part in parts]),
+        _freedom([(part.variance, part.degrees_of_freedom) for part in parts]),
     )
 
 
@@ -98,21 +98,21 @@ def ratio(top: Measured, bottom: Measured, confidence: float = CONFIDENCE) -> Ra
     """One number over the other. The range is that of its logarithm: relative variances add up (the delta method; for ratios of
     execution times see Kalibera and Jones 2020, https://arxiv.org/abs/2007.10899)."""
     value = top.value / bottom.value
-    if not (top.freedom and bottom.freedom):
+    if not (top.degrees_of_freedom and bottom.degrees_of_freedom):
         return Ratio(value, None, None)
-    relative = [(one.variance / one.value**2, one.freedom) for one in (top, bottom)]
+    relative = [(one.variance / one.value**2, one.degrees_of_freedom) for one in (top, bottom)]
     half = student(_freedom(relative), confidence) * math.sqrt(sum(variance for variance, _ in relative))
     return Ratio(value, value * math.exp(-half), value * math.exp(half))
 
 
 def _freedom(parts: Sequence[tuple[float, float]]) -> float:
     """Degrees of freedom of a sum, by (variance, degrees of freedom) of its parts; of parts without spread, the most of one."""
-    spread = sum(variance**2 / freedom for variance, freedom in parts if freedom)
+    spread = sum(variance**2 / degrees_of_freedom for variance, degrees_of_freedom in parts if degrees_of_freedom)
     whole = sum(variance for variance, _ in parts)
-    return whole**2 / spread if spread else max(freedom for _, freedom in parts)
+    return whole**2 / spread if spread else max(degrees_of_freedom for _, degrees_of_freedom in parts)
 
 
-def student(freedom: float, confidence: float) -> float:
+def student(degrees_of_freedom: float, confidence: float) -> float:
     """Two-sided quantile of Student's t: Abramowitz and Stegun, equation 26.7.5, to 1 % from 2 degrees of freedom on."""
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     terms = (
@@ -121,4 +121,4 @@ def student(freedom: float, confidence: float) -> float:
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
         (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
     )
-    return z + sum(term / freedom ** (power + 1) for power, term in enumerate(terms))
+    return z + sum(term / degrees_of_freedom ** (power + 1) for power, term in enumerate(terms))

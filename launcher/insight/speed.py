@@ -21,7 +21,7 @@ def measured(before: Evidence, after: Evidence) -> Ratio | None:
     _, each = work_of_a_step(before, after)
     work = [windows.steps_done(run.ranks[0]) * one for run, one in zip((before, after), each)]
     seconds = training(after)
-    longer = Measured(seconds.value + start_cost(before, after), seconds.variance, seconds.freedom)
+    longer = Measured(seconds.value + start_cost(before, after), seconds.variance, seconds.degrees_of_freedom)
     return ratio(training(before).over(work[0]), longer.over(work[1]))
 
 
@@ -37,7 +37,7 @@ def training(evidence: Evidence) -> Measured:
     first = np.concatenate([[False], np.diff(steps.epoch) > 0])
     counts = counts * windows.steps_done(steps) / counts.sum()  # includes windows that were not read
     usual = total(seconds[steady & ~first], counts[steady & ~first])
-    if not usual.freedom:
+    if not usual.degrees_of_freedom:
         return Measured(evidence.training_seconds, 0.0, 0)
     parts = [total(seconds[steady & first], counts[steady & first])]
     for kind in {stall.kind for stall in evidence.measurements.stalls}:
@@ -45,10 +45,10 @@ def training(evidence: Evidence) -> Measured:
             [one.seconds for one in evidence.measurements.stalls if (one.kind, one.rank) == (kind, steps.rank)]
         )
         parts.append(total(pauses, np.ones(len(pauses))))
-    few = sum(part.value for part in parts if not part.freedom)
-    alike = Measured(usual.value + few, usual.variance * (1 + few / usual.value), usual.freedom)
-    spread = added([alike, *(part for part in parts if part.freedom)])
-    return Measured(evidence.training_seconds, spread.variance, spread.freedom)
+    few = sum(part.value for part in parts if not part.degrees_of_freedom)
+    alike = Measured(usual.value + few, usual.variance * (1 + few / usual.value), usual.degrees_of_freedom)
+    spread = added([alike, *(part for part in parts if part.degrees_of_freedom)])
+    return Measured(evidence.training_seconds, spread.variance, spread.degrees_of_freedom)
 
 
 def start_cost(before: Evidence, after: Evidence) -> float:

@@ -91,7 +91,7 @@ class Measure(Protocol):
             steps: after which it may end; None: when its time is up.
 
         Raises:
-            Spent: the budget does not allow it.
+            BudgetExhausted: the budget does not allow it.
         """
 
     def spent(self, trials: int) -> str:

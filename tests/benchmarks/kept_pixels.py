@@ -113,7 +113,7 @@ def main() -> None:
         arrays = [np.array(Image.open(file).convert("RGB").resize((SIZE, SIZE))) for file in files]
         names = [str(number) for number in range(classes)]
         folder = run.folder.host("algo-1") / "model"
-        teacher = frozen.load(folder, names, channels=3, image_size=(SIZE, SIZE), pixels=True, enlarged=False)
+        teacher = frozen.load(folder, names, channels=3, image_size=(SIZE, SIZE), pixels=True, upsampled=False)
         print(f"\n{name}: {classes} classes, mean IoU {run.result()['validation_miou']:.3f}")
         measure(teacher, torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2))
 

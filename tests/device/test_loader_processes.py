@@ -20,8 +20,8 @@ from tests.entrypoints.test_loader_processes import Numbers, batches_of
 COUNT = 40
 
 
-def loader(gpu: torch.device, *, lends: bool = True) -> LoaderProcesses:
-    return LoaderProcesses(Numbers(), batches_of(*[4] * COUNT), collate_items, 1, pin_for=gpu, lends=lends)
+def loader(gpu: torch.device, *, zero_copy: bool = True) -> LoaderProcesses:
+    return LoaderProcesses(Numbers(), batches_of(*[4] * COUNT), collate_items, 1, pin_for=gpu, zero_copy=zero_copy)
 
 
 def test_every_batch_is_pinned_and_the_ring_as_long_as_it_is_there(gpu):
@@ -37,14 +37,14 @@ def test_every_batch_is_pinned_and_the_ring_as_long_as_it_is_there(gpu):
 
 
 def test_a_batch_that_is_larger_than_a_slot_is_pinned_too(gpu):
-    made = LoaderProcesses(Numbers(), batches_of(2, 2, 2, 2, 40, 2), collate_items, 1, pin_for=gpu, lends=True)
+    made = LoaderProcesses(Numbers(), batches_of(2, 2, 2, 2, 40, 2), collate_items, 1, pin_for=gpu, zero_copy=True)
     found = [(len(images), images.is_pinned() and labels.is_pinned()) for images, labels in made]
     assert found == [(2, True)] * 4 + [(40, True), (2, True)]
 
 
 def test_batches_that_are_kept_are_pinned_copies(gpu):
     before = {*Runtime.registered}
-    made = [*loader(gpu, lends=False)]
+    made = [*loader(gpu, zero_copy=False)]
     assert all(values.is_pinned() for batch in made for values in batch)
     assert len({images.untyped_storage().data_ptr() for images, _ in made}) == COUNT and {*Runtime.registered} == before
 

@@ -78,12 +78,12 @@ ABORTED = """
                     import threading
                     threading.Timer(8.5, os.abort).start()
                     time.sleep(60)
-                world.total(torch.ones(1))
+                world.all_reduce_sum(torch.ones(1))
             elif ends == "late":
                 while not (out / "0/failure").exists():
                     time.sleep(0.05)
                 failure.progress.enter("backward")
-                world.total(torch.ones(1))
+                world.all_reduce_sum(torch.ones(1))
                 (out / "late").touch()
             else:
                 time.sleep(seconds + 1.5)
@@ -133,7 +133,7 @@ def test_ranks_wait_for_the_first_without_a_collective_longer_than_one_may_take(
             return b"listed"
         with failure_file(out / os.environ["RANK"] / "failure"):
             with process_group(6 / 60) as world:  # the others look once a second, and a busy machine takes its time
-                found = world.first_alone(work)
+                found = world.on_rank_zero(work)
                 assert (found == b"listed") == world.is_first
                 assert world.broadcast_bytes(found) == b"listed"
     """

@@ -99,7 +99,7 @@ TURNED, BOX = Turn(True, True, 4.2), (200, 120, 460, 330)
         (Augmentation(0.5, load=1), Variation((TURNED,), BOX), 50),
         (Augmentation(0.5, True, 9, 20, load=2), Variation((TURNED, Turn(False, True, -5.0)), BOX, 11.0, (-5, 6), True), 44),
     ],
-    ids=["fit", "crop", "crop to the edge", "enlarged", "mirrored", "shifted", "rotated", "all of the view", "turned", "all"],
+    ids=["fit", "crop", "crop to the edge", "upsampled", "mirrored", "shifted", "rotated", "all of the view", "turned", "all"],
 )  # fmt: skip
 def test_every_operation_gives_pillows_pixels(orientation, augmentation, variation, least):
     """But for a rim of a pixel around what a rotation brings in: DALI blends it with the black, Pillow does not."""

@@ -113,7 +113,7 @@ def test_two_ranks_with_unlike_halves_learn_what_one_does_from_the_whole(tmp_pat
             task = Segmentation(trained, None, settings, world, Timeline(world.device))
             [losses] = task(MaskedBatch(images[part], masks[part], *torch.zeros(2, 1)))
             losses["loss"].backward()
-            means = {name: (world.total(value.detach().clone()) / world.size).item() for name, value in losses.items()}
+            means = {name: (world.all_reduce_sum(value.detach().clone()) / world.size).item() for name, value in losses.items()}
             return [means, model.weight.grad.flatten().tolist()]
 
         with process_group() as world:

@@ -207,7 +207,7 @@ def test_files_are_whole_and_readable_for_all(tmp_path):
 
 def test_a_write_that_fails_leaves_the_file_that_was_there(tmp_path):
     (tmp_path / "config.json").write_text("before")
-    with pytest.raises(OSError, match="disk full"), export.whole_file(tmp_path / "config.json") as place:
+    with pytest.raises(OSError, match="disk full"), export.atomic_write(tmp_path / "config.json") as place:
         place.write_text("half")
         raise OSError("disk full")
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("config.json", "before")]

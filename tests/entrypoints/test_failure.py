@@ -134,9 +134,9 @@ FAILING = """
         from training.runtime import failure
         with failure_file(out / f"failure-{os.environ['RANK']}"), process_group() as world:
             failure.progress.step = 5
-            world.total(torch.zeros(1))
+            world.all_reduce_sum(torch.zeros(1))
             FAULT
-            world.total(torch.zeros(1))
+            world.all_reduce_sum(torch.zeros(1))
 """
 
 
@@ -187,11 +187,11 @@ def test_ranks_that_feel_a_fault_before_the_faulty_one_tells_do_not_take_its_pla
         """
         from training.runtime import failure
         with process_group() as world:
-            world.total(torch.zeros(1))
+            world.all_reduce_sum(torch.zeros(1))
             for rank, text in ((0, ""), (1, "the reason"), (0, "later")):
                 if world.rank == rank:
                     print(failure.progress.report_first(text))
-                world.total(torch.zeros(1))
+                world.all_reduce_sum(torch.zeros(1))
         print(failure.progress.report_first)
         """,
     )
@@ -213,7 +213,7 @@ def test_a_failure_on_a_full_disk_goes_on_as_it_is_and_leaves_no_empty_file(tmp_
         patch.setattr(failure, "open", opened, raising=False)
         with pytest.raises(ValueError, match="the cause"), failure_file(file):
             raise ValueError("the cause")
-        failure.foretell("soon")  # by the thread that watches the other ranks, which goes on
+        failure.record_pending_failure("soon")  # by the thread that watches the other ranks, which goes on
     assert not file.exists()
     with pytest.raises(ValueError), failure_file(file):
         raise ValueError("another rank's")

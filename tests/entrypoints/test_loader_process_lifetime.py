@@ -52,7 +52,7 @@ def test_one_process_makes_all_epochs_of_training_and_held_out_images_have_one_f
     assert len([*made]) == 2
     [first] = processes()
     assert len([*made]) == 2 and processes() == [first]
-    assert len([*loader(Numbers(), batches_of(4, 4), lends=False)]) == 2 and processes() == [first]
+    assert len([*loader(Numbers(), batches_of(4, 4), zero_copy=False)]) == 2 and processes() == [first]
 
 
 def test_there_is_a_process_for_each_worker_and_they_stay():

@@ -62,8 +62,8 @@ def collate_masks(items, images):
     return [images, [mask for _, mask in items]]
 
 
-def loader(dataset, batches, count: int = 1, *, lends: bool = True, collate=collate_items) -> LoaderProcesses:
-    return LoaderProcesses(dataset, batches, collate, count, lends=lends)
+def loader(dataset, batches, count: int = 1, *, zero_copy: bool = True, collate=collate_items) -> LoaderProcesses:
+    return LoaderProcesses(dataset, batches, collate, count, zero_copy=zero_copy)
 
 
 def processes() -> list[multiprocessing.Process]:
@@ -125,7 +125,7 @@ def test_a_batch_stays_as_it_is_while_it_is_used(count):
 def test_after_the_first_batches_all_lie_in_one_memory_and_none_is_copied_out_of_it(count):
     places = [address(images) for images, _ in loader(Numbers(), batches_of(*[4] * 20), count)]
     assert len({*places[AHEAD + 1 :]}) == 1
-    owned = [*loader(Numbers(), batches_of(*[4] * 20), count, lends=False)]
+    owned = [*loader(Numbers(), batches_of(*[4] * 20), count, zero_copy=False)]
     assert len({address(images) for images, _ in owned}) == 20
     assert [labels[0].item() for _, labels in owned] == [*range(0, 80, 4)], "copies stay what they were"
 
@@ -150,7 +150,7 @@ def test_batches_that_are_larger_than_a_slot_or_smaller_come_whole():
 
 def test_what_is_nested_in_a_batch_comes_in_its_own_sizes():
     for number, (images, masks) in enumerate(
-        loader(Masks(), batches_of(*[2] * 12), lends=False, collate=collate_masks)
+        loader(Masks(), batches_of(*[2] * 12), zero_copy=False, collate=collate_masks)
     ):
         assert images.shape == (2, 1, 20, 20)
         assert [mask.shape for mask in masks] == [(2 * number + 1, 3), (2 * number + 2, 3)]

@@ -230,7 +230,7 @@ def test_in_place_of_a_broken_mask_comes_the_next_image_under_its_own_index(chan
 
 def test_teachers_that_answer_on_grids_of_their_own_have_no_mean_that_could_be_kept(channels):
     members = frozen.load(
-        channels / "teacher", NAMES, channels=3, image_size=(64, 64), pixels=True, enlarged=False
+        channels / "teacher", NAMES, channels=3, image_size=(64, 64), pixels=True, upsampled=False
     ).members
     coarse = segmenter.build("resnet10t", {**WIDE, "output_stride": 32}, 5, decoder_channels=8, enlarges=False)
     coarse.model.used = coarse.model.used[1:]

@@ -124,15 +124,15 @@ def test_the_loss_from_the_kept_answers_is_close_to_that_from_the_teacher(temper
     logits = realistic(side=32)
     logits = logits + 6 * F.one_hot(logits.argmax(1), 21).permute(0, 3, 1, 2)  # edges
 
-    def enlarged(coarse: torch.Tensor) -> torch.Tensor:
+    def upsampled(coarse: torch.Tensor) -> torch.Tensor:
         return F.interpolate(coarse, (64, 64), mode="bilinear")
 
-    student = (0.6 * enlarged(F.avg_pool2d(logits, 3, 1, 1))).requires_grad_()
-    exact, errors = temperature_kl(student, enlarged(logits), temperature), {}
+    student = (0.6 * upsampled(F.avg_pool2d(logits, 3, 1, 1))).requires_grad_()
+    exact, errors = temperature_kl(student, upsampled(logits), temperature), {}
     gradient = torch.autograd.grad(exact, student)[0]
     for top_k, precision in ((0, "int4"), (1, "int4"), (3, "int4"), (3, "int8")):
         decoded, _ = through_a_record(PixelLayout(32, 32, 21, top_k, precision), logits)
-        loss = temperature_kl(student, enlarged(decoded), temperature)
+        loss = temperature_kl(student, upsampled(decoded), temperature)
         moved = (torch.autograd.grad(loss, student)[0] - gradient).norm() / gradient.norm()
         errors[top_k, precision] = (abs(loss / exact - 1).item(), moved.item())
     assert errors[1, "int4"][0] < bound and errors[1, "int4"][1] < 0.1

@@ -236,7 +236,7 @@ def test_restarted_workers_meet_anew_in_the_store_of_torchruns_agent(tmp_path):
             from training.distributed.rendezvous import Wait, read_place, roll_call
             for _ in range(2):  # and twice in one process
                 with process_group() as world:
-                    print(world.total(torch.ones(1)).item())
+                    print(world.all_reduce_sum(torch.ones(1)).item())
             if world.is_first:  # who was there then is not there now
                 try:
                     roll_call(read_place(), "gloo", Wait("rank 0", 2))

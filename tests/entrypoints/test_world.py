@@ -44,7 +44,7 @@ def test_collectives_of_three_ranks(tmp_path):
             model.running_var.copy_(numbers)
             world.average_buffers(model)
             found = {
-                "total": world.total(torch.ones(2, 2)).tolist(),
+                "total": world.all_reduce_sum(torch.ones(2, 2)).tolist(),
                 "any": [world.any(world.rank == 2), world.any(False)],
                 "all": [world.all(True), world.all(world.rank != 2)],
                 "rows": {name: rows.tolist() for name, rows in types.items()},
@@ -88,7 +88,9 @@ def test_collectives_of_three_ranks(tmp_path):
 
 def test_a_single_process_needs_no_group():
     rows = torch.ones(2, 3)
-    assert ALONE.gather_rows(rows) is rows and ALONE.total(rows) is rows and ALONE.broadcast_bytes(b"x") == b"x"
+    assert (
+        ALONE.gather_rows(rows) is rows and ALONE.all_reduce_sum(rows) is rows and ALONE.broadcast_bytes(b"x") == b"x"
+    )
     assert ALONE.any(True) and not ALONE.any(False) and ALONE.all(True) and not ALONE.all(False)
     assert ALONE.is_first and ALONE.is_first_on_host and not ALONE.is_torch_group
     assert str(ALONE) == "1 process on cpu, process group: none (a single process)"
@@ -114,7 +116,7 @@ def test_a_signal_to_one_rank_stops_both_after_the_same_step(tmp_path):
                 if stop.agreed():
                     break
             stop.finish()
-            print(step, world.total(torch.ones(1)).item())
+            print(step, world.all_reduce_sum(torch.ones(1)).item())
         """,
     )
     assert [(item.returncode, item.stdout.strip()) for item in done] == [(0, f"{5 + LAG} 2.0")] * 2, done
@@ -210,11 +212,11 @@ def test_what_a_call_of_torchs_gives_or_raises_is_passed_on():
 def test_what_may_outlast_a_collective_is_done_by_the_first_rank_alone(tmp_path, monkeypatch):
     """A million files on a streamed channel, or checkpoints that are checked: NCCL's time-out would run meanwhile."""
     alone: list[str] = []
-    first_alone = World.first_alone
+    on_rank_zero = World.on_rank_zero
 
     def recorded(world: World, work):
         alone.append(work.__name__)
-        return first_alone(world, work)
+        return on_rank_zero(world, work)
 
     class Images:
         stand_in = staticmethod(int)
@@ -228,7 +230,7 @@ def test_what_may_outlast_a_collective_is_done_by_the_first_rank_alone(tmp_path,
         def view_description(self) -> dict:
             return {}
 
-    monkeypatch.setattr(World, "first_alone", recorded)
+    monkeypatch.setattr(World, "on_rank_zero", recorded)
     Checkpoints(tmp_path / "checkpoints", ALONE).load()
     settings = DistillationSettings(
         student="x", teacher_cache=TeacherCacheSettings(views=1, where=str(tmp_path / "cache"))

@@ -123,13 +123,13 @@ def stop_flag(bench: Bench, result: Result) -> None:
     """The answer comes once the work before the question is done, however much was queued after it."""
     with one_rank(bench) as world:
         for flag in (False, True):
-            result.expect(world.any_later(flag)() is flag, f"the answer to {flag} is {flag}")
+            result.expect(world.any_async(flag)() is flag, f"the answer to {flag} is {flag}")
         bench.require_gpu("work that is queued after the question")
         times = []
         for _ in range(TRIES):
             torch.cuda.synchronize()
             queue_sleep(20)
-            ask = world.any_later(True)
+            ask = world.any_async(True)
             queue_sleep(2 * ASLEEP)
             times.append(host_milliseconds(lambda ask=ask: result.expect(ask(), "the answer to True is True")))
             torch.cuda.synchronize()

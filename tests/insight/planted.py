@@ -65,7 +65,7 @@ def plant(
         gap: seconds of a step that lie in no phase.
         noise: relative standard deviation of each logged window's phases and each sample.
         pressure: percent of the time in which some process waited for a core.
-        busy: cores that compute, beside those that wait for disks; `pegged` of them are single cores at exactly 100 %, the rest is spread over the others.
+        busy: cores that compute, beside those that wait for disks; `saturated` of them are single cores at exactly 100 %, the rest is spread over the others.
         gpu, gpus: mean use in percent, of one GPU a rank on each host, or of each.
         memory_growth, gpu_memory_growth: percentage points over the whole run.
         checkpoint, evaluate: (every so many steps, seconds each).

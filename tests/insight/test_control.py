@@ -384,7 +384,7 @@ def test_pauses_and_starts_of_epochs_have_spreads_of_their_own():
 
 def test_a_run_of_two_windows_and_four_pauses_has_no_range():
     few = plant(phases=STEP, steps=20, evaluate=(5, 1.0), system=False)
-    assert len(few.stalls) == 4 and training(Evidence(few)).freedom == 0
+    assert len(few.stalls) == 4 and training(Evidence(few)).degrees_of_freedom == 0
 
 
 def test_ranks_of_a_sharded_model_wait_in_forward_too():

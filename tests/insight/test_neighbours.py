@@ -14,7 +14,7 @@ from launcher.insight.contention import (
     programs_outside,
     run_delay,
     runnable_per_core,
-    swing,
+    step_time_spread,
     thread_cpu,
 )
 from launcher.insight.diagnosis import Diagnosis
@@ -320,9 +320,9 @@ def test_shares_are_of_all_steps_by_their_length():
 
 
 def test_a_swing_is_the_slow_steps_over_the_quick_ones():
-    assert swing(Evidence(kt())) == pytest.approx(31.2 / 9.23, rel=0.02)
-    assert swing(Evidence(kt(STEADY))) == pytest.approx(1.0)
-    assert swing(Evidence(plant(phases=None, seconds=40))) is None
+    assert step_time_spread(Evidence(kt())) == pytest.approx(31.2 / 9.23, rel=0.02)
+    assert step_time_spread(Evidence(kt(STEADY))) == pytest.approx(1.0)
+    assert step_time_spread(Evidence(plant(phases=None, seconds=40))) is None
 
 
 def test_programs_before_the_first_step_do_not_count():

@@ -37,22 +37,28 @@ def test_windows_that_are_alike_make_the_range_wider():
     assert alike > 2 * single
 
 
-@pytest.mark.parametrize(("freedom", "expected"), [(2, 4.303), (3, 3.182), (5, 2.571), (9, 2.262), (30, 2.042)])
-def test_students_t_is_that_of_the_tables(freedom, expected):
-    assert student(freedom, CONFIDENCE) == pytest.approx(expected, rel=0.01)
+@pytest.mark.parametrize(
+    ("degrees_of_freedom", "expected"), [(2, 4.303), (3, 3.182), (5, 2.571), (9, 2.262), (30, 2.042)]
+)
+def test_students_t_is_that_of_the_tables(degrees_of_freedom, expected):
+    assert student(degrees_of_freedom, CONFIDENCE) == pytest.approx(expected, rel=0.01)
 
 
 def test_a_total_weighs_windows_by_their_steps_and_needs_three_of_them():
     assert total(np.array([1.0, 3.0]), np.array([3.0, 1.0])) == Measured(6.0, 0.0, 0)
     whole = total(np.array([1.0, 1.0, 4.0]), np.array([4.0, 4.0, 1.0]))
-    assert whole.value == 12 and whole.freedom == 2
+    assert whole.value == 12 and whole.degrees_of_freedom == 2
     excess = np.array([4.0, 4.0, 4.0]) - 12 / 9 * np.array([4, 4, 1])
     assert whole.variance == pytest.approx(3 / 2 * (excess**2).sum())
 
 
 def test_errors_of_a_sum_add_up_and_the_larger_one_says_how_sure_they_are():
     found = added([Measured(10, 4.0, 5), Measured(1, 0.01, 50), Measured(7, 0.0, 0)])
-    assert found.value == 18 and found.variance == pytest.approx(4.01) and found.freedom == pytest.approx(5, rel=0.01)
+    assert (
+        found.value == 18
+        and found.variance == pytest.approx(4.01)
+        and found.degrees_of_freedom == pytest.approx(5, rel=0.01)
+    )
 
 
 def test_a_ratio_of_too_few_windows_has_no_range():

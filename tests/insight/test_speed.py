@@ -157,4 +157,4 @@ def test_pauses_too_few_for_a_spread_of_their_own_spread_as_steps_do():
     steps, both = training(bare), training(paused)
     assert both.value == pytest.approx(steps.value + 100)
     assert both.variance == pytest.approx(2 * steps.variance, rel=0.06), "as twice the time of steps"
-    assert both.freedom == pytest.approx(steps.freedom, rel=0.1)
+    assert both.degrees_of_freedom == pytest.approx(steps.degrees_of_freedom, rel=0.1)

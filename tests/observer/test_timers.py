@@ -92,7 +92,7 @@ def test_events_lie_on_the_gpu_that_trains_whichever_is_the_current_one():
     third = timer.now()
     assert {moment.event.stream for moment in (first, second, third)} == {(1, "main")}
     assert timer.seconds(first, second) == pytest.approx(0.251) and timer.seconds(second, third) == 0
-    assert timer.has_passed(third)
+    assert timer.has_completed(third)
     timer.release(third)
     assert timer.now() in (first, second), "used again"
 
@@ -106,7 +106,7 @@ def test_no_event_becomes_part_of_a_graph(current, captured):
     if current == 1 and captured == 0:  # neither this thread's work nor the training's
         assert timer.now() is not None
     else:
-        assert timer.now() is None and not timer.has_passed(None)
+        assert timer.now() is None and not timer.has_completed(None)
     assert cuda.current == current
 
 
@@ -116,7 +116,7 @@ def test_a_device_without_streams_is_measured_too():
     begin = timer.now()
     cuda.launch(0.5)
     assert timer.seconds(begin, timer.now()) == pytest.approx(0.501)
-    assert timer.stream_of(begin) is None and timer.has_passed(begin)
+    assert timer.stream_of(begin) is None and timer.has_completed(begin)
 
 
 FORWARD, BACKWARD, OPTIMIZER, COPY = 0.030, 0.060, 0.010, 0.005

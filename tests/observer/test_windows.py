@@ -31,11 +31,11 @@ def test_a_step_counts_once_the_moments_of_all_its_phases_have_passed():
     class Late(HostTimer):
         passed = False
 
-        def has_passed(self, moment: float) -> bool:
+        def has_completed(self, moment: float) -> bool:
             return self.passed or moment != now + 0.5
 
         def seconds(self, begin: float, end: float) -> float:
-            assert self.has_passed(begin) and self.has_passed(end), "CUDA's events raise where one has not"
+            assert self.has_completed(begin) and self.has_completed(end), "CUDA's events raise where one has not"
             return super().seconds(begin, end)
 
     written, timer = [], Late()
@@ -57,7 +57,7 @@ class Watched:
     def __init__(self, monkeypatch, *, behind: bool = False):
         self.used, self.written, self.timer, self.behind = 0.0, [], HostTimer(), behind
         monkeypatch.setattr(windows_module, "worker_cpu_seconds", lambda: self.used)
-        monkeypatch.setattr(self.timer, "has_passed", lambda moment: not self.behind)
+        monkeypatch.setattr(self.timer, "has_completed", lambda moment: not self.behind)
         self.windows = Windows(lambda *what: self.written.append(what[-1].get("worker_cpu_seconds")))
         self.now = self.windows.since
 

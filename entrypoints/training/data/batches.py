@@ -76,7 +76,7 @@ class MaskedBatch(NamedTuple):
     """int64 (batch,), which view of each."""
 
 
-STAYING = ("indices", "views", "records")
+CPU_FIELDS = ("indices", "views", "records")
 """Fields of a batch that are read on the CPU, whichever device trains."""
 
 

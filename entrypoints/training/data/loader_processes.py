@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from training.data.batches import STAYING, EvaluationBatches, Images, SampleKey, TrainingBatches
+from training.data.batches import CPU_FIELDS, EvaluationBatches, Images, SampleKey, TrainingBatches
 from training.data.loader_serving import Collate, Drop, Failed, Made, Make, Memory, serve
 from training.data.shared_ring import Ring, slot_bytes_for, unpack
 from training.data.threads import AHEAD, CPU
@@ -42,7 +42,7 @@ class LoaderProcesses:
         dataset, batch_sampler, collate: as ThreadedLoader takes them; the dataset and `collate` can be pickled.
         processes: how many make batches.
         pin_for: the device that gets the batches.
-        lends: a batch lies in the ring and is valid until the next one is requested; the processes live as long as the loader.
+        zero_copy: a batch lies in the ring and is valid until the next one is requested; the processes live as long as the loader.
             Otherwise the batches are copies, pinned for a GPU, and the processes end with each iteration.
     """
 
@@ -54,9 +54,9 @@ class LoaderProcesses:
         processes: int,
         *,
         pin_for: torch.device = CPU,
-        lends: bool,
+        zero_copy: bool,
     ):
-        self.batch_sampler, self.lends, self._pin_for = batch_sampler, lends, pin_for
+        self.batch_sampler, self.zero_copy, self._pin_for = batch_sampler, zero_copy, pin_for
         self._serve, self._count = functools.partial(serve, dataset, collate), processes
         self._context = from_clean_server()  # which gets ready meanwhile
         self._processes: _Processes | None = None
@@ -75,7 +75,7 @@ class LoaderProcesses:
         return iteration
 
     def _batches(self, draws: Iterator[list[SampleKey]]) -> Generator[Any, None, None]:
-        if self.lends:
+        if self.zero_copy:
             if self._processes is None or self._processes.ended:
                 self._processes = self._started()
             yield from self._processes.batches(draws)
@@ -88,7 +88,7 @@ class LoaderProcesses:
 
     def _started(self) -> _Processes:
         started = [_started(self._context, self._serve) for _ in range(self._count)]
-        return _Processes(started, self._pin_for, self.lends)
+        return _Processes(started, self._pin_for, self.zero_copy)
 
 
 class _Process:
@@ -137,8 +137,8 @@ class _Asked(NamedTuple):
 class _Processes:
     """All loader processes, with the ring that they share."""
 
-    def __init__(self, processes: Sequence[_Process], pin_for: torch.device, lends: bool):
-        self._device, self._lends = pin_for, lends
+    def __init__(self, processes: Sequence[_Process], pin_for: torch.device, zero_copy: bool):
+        self._device, self._lends = pin_for, zero_copy
         self._turns, self._processes = itertools.cycle(processes), processes
         self._ahead = AHEAD * len(processes)
         self._ring: Ring | None = None
@@ -220,7 +220,7 @@ class _Processes:
         if self._ring is None and batch is not None:  # it shows how large a slot has to be
             self._open(slot_bytes_for(batch))
         if self._lends and hasattr(batch, "_asdict"):  # what is read on the CPU may be read later
-            return batch._replace(**{name: getattr(batch, name).clone() for name in STAYING if hasattr(batch, name)})
+            return batch._replace(**{name: getattr(batch, name).clone() for name in CPU_FIELDS if hasattr(batch, name)})
         return batch
 
     def _of_slot(self, values: torch.Tensor) -> torch.Tensor:

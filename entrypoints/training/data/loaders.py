@@ -191,7 +191,7 @@ def _loader(
     if workers.kind == "threads" and workers.count:
         return ThreadedLoader(dataset, batches, collate, workers.count, pin_for=world.device)
     if workers.kind == "loader" and workers.count:
-        return LoaderProcesses(dataset, batches, collate, workers.count, pin_for=world.device, lends=keep_workers)
+        return LoaderProcesses(dataset, batches, collate, workers.count, pin_for=world.device, zero_copy=keep_workers)
     return DataLoader(
         dataset,  # type: ignore[arg-type]  # it asks for an index and a length, and torch's Dataset promises no length
         batch_sampler=batches,

@@ -106,7 +106,7 @@ class CollectiveWatch:
         """Stop watching, and take back what proved to be no failure."""
         self.end()
         self._thread.join(2 * self._interval)
-        failure.take_back()
+        failure.clear_pending_failure()
 
     def _watch(self) -> None:
         with contextlib.suppress(RuntimeError):  # the store is gone, with rank 0, which reports its own failure
@@ -119,7 +119,7 @@ class CollectiveWatch:
             self._changes, self._since, self._counted, self._stack_printed = progress.changes, now, None, False
             if self._reported:
                 self._reported = False
-                failure.take_back()
+                failure.clear_pending_failure()
         beat = self._beat(now - self._since)
         self._store.set(str(self._rank), json.dumps(asdict(beat)))
         self._store.add(f"beats {self._rank}", 1)
@@ -137,7 +137,9 @@ class CollectiveWatch:
         if now - counted >= SILENT_BEATS * self._interval:
             silent = {rank for rank, count in self._counts().items() if count == counts[rank] and rank != self._rank}
             self._reported = True
-            failure.foretell(explain(self._rank, beat, self._others(), silent, self._timeout, self._backend))
+            failure.record_pending_failure(
+                explain(self._rank, beat, self._others(), silent, self._timeout, self._backend)
+            )
 
     def _beat(self, still: float) -> Beat:
         progress = failure.progress

@@ -115,7 +115,7 @@ def _check(world: World, static_graph: bool, gradient_compression: str) -> None:
             "set it to none, or the job's distribution to torchrun"
         )
     try:
-        world.total(torch.ones(1, dtype=torch.bfloat16, device=world.device))
+        world.all_reduce_sum(torch.ones(1, dtype=torch.bfloat16, device=world.device))
     except RuntimeError as error:  # in older versions gloo has no bf16, and says so on every rank before it sends:
         # https://github.com/pytorch/pytorch/issues/111131
         raise ValueError(

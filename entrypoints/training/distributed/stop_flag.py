@@ -37,7 +37,7 @@ class StopSignal:
         """
         if self._world.size == 1:
             return self._received
-        self._asked.append(self._world.any_later(self._received))
+        self._asked.append(self._world.any_async(self._received))
         return len(self._asked) > LAG and self._asked.popleft()()
 
     def finish(self) -> None:

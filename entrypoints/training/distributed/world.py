@@ -70,13 +70,13 @@ class World:
         """Whether torch.distributed holds the group, as DistributedDataParallel and ZeroRedundancyOptimizer need it."""
         return self.size > 1 and self.collectives is dist
 
-    def total(self, values: torch.Tensor) -> torch.Tensor:
+    def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
         """The sum over all ranks of a tensor of any shape, the same on every rank; in place."""
         if self.size > 1:
             self.collectives.all_reduce(values)
         return values
 
-    def total_later(self, values: torch.Tensor) -> Callable[[], torch.Tensor]:
+    def all_reduce_sum_async(self, values: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Start the same sum, without waiting for it. A collective.
 
         Returns:
@@ -111,7 +111,7 @@ class World:
         self.collectives.all_gather(pieces, own)
         return torch.cat(pieces).to(rows.device).view(rows.dtype).view(-1, *rows.shape[1:])
 
-    def first_alone(self, work: Callable[[], Result]) -> Result | None:
+    def on_rank_zero(self, work: Callable[[], Result]) -> Result | None:
         """The result of work that rank 0 alone does; None on the other ranks, which wait without a collective, however long it takes.
 
         A collective: every rank calls it equally often. Only rank 0 raises an error of the work; the others learn of it in their
@@ -129,10 +129,10 @@ class World:
 
     def hosts_alone(self, work: Callable[[], Result]) -> Result | None:
         """The result of work that the first process of each host does, all at once; None on the others. All wait for rank 0 without a
-        collective, as in `first_alone`; the other hosts should not take much longer than that. A collective.
+        collective, as in `on_rank_zero`; the other hosts should not take much longer than that. A collective.
         """
         found = work() if self.is_first_on_host and not self.is_first else None
-        of_first = self.first_alone(work)
+        of_first = self.on_rank_zero(work)
         return of_first if self.is_first else found
 
     def broadcast_bytes(self, data: bytes | None) -> bytes:
@@ -162,19 +162,19 @@ class World:
             return
         # in float64, whose sums are exact here, so that buffers that are equal on all ranks stay unchanged
         flat = torch.cat([buffer.detach().reshape(-1).to(self.device, torch.float64) for buffer in buffers])
-        means = torch.split(self.total(flat).div_(self.size), [buffer.numel() for buffer in buffers])
+        means = torch.split(self.all_reduce_sum(flat).div_(self.size), [buffer.numel() for buffer in buffers])
         for buffer, mean in zip(buffers, means):
             buffer.detach().copy_(mean.view_as(buffer))
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on any rank. A collective: every rank must call it at the same step."""
-        return self.any_later(flag)()
+        return self.any_async(flag)()
 
     def all(self, flag: bool) -> bool:
         """Whether the flag is set on every rank. A collective: every rank must call it at the same step."""
         return not self.any(not flag)
 
-    def any_later(self, flag: bool) -> Callable[[], bool]:
+    def any_async(self, flag: bool) -> Callable[[], bool]:
         """Ask whether the flag is set on any rank, without waiting for the answer. A collective.
 
         Returns:
@@ -271,7 +271,7 @@ def _connect(world: World, store: Store, timeout: timedelta, wait: Wait) -> None
             dist.init_process_group(
                 world.backend, store=group_store, rank=world.rank, world_size=world.size, timeout=timeout
             )
-        world.total(torch.zeros(1, device=world.device)).item()  # waits for the device too
+        world.all_reduce_sum(torch.zeros(1, device=world.device)).item()  # waits for the device too
 
     cause = (
         "the hosts' security group must pass all traffic among its own members, and GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME, "
@@ -299,7 +299,10 @@ def _prove(world: World) -> None:
     ranks, sums = [*range(world.size)], world.size * (world.size + 1) // 2
 
     def total(kind: torch.dtype) -> bool:
-        return world.total(torch.full((3,), world.rank + 1, dtype=kind, device=world.device)).tolist() == [sums] * 3
+        return (
+            world.all_reduce_sum(torch.full((3,), world.rank + 1, dtype=kind, device=world.device)).tolist()
+            == [sums] * 3
+        )
 
     asked: dict[str, Callable[[], bool]] = {
         "sum of float32": lambda: total(torch.float32),

@@ -83,7 +83,7 @@ class Checkpoints:
 
     def decided(self, name: str) -> int | None:
         """What a run before with as many ranks noted by this name; None where there is no such checkpoint. A collective."""
-        found = self._world.first_alone(lambda: self._noted(name))
+        found = self._world.on_rank_zero(lambda: self._noted(name))
         value: int | None = json.loads(self._from_first(json.dumps(found).encode()))
         return value
 
@@ -131,7 +131,7 @@ class Checkpoints:
             self._warn(self._begun(step, files) if self._world.is_first else "")
             return
         # however slow the disk is
-        trouble = self._world.first_alone(lambda: self._begun(step, files) or self._settled())
+        trouble = self._world.on_rank_zero(lambda: self._begun(step, files) or self._settled())
         trouble = self._world.broadcast_bytes((trouble or "").encode() if self._world.is_first else None).decode()
         if trouble:
             raise OSError(f"{trouble}. A job that resumes here repeats the steps since the previous checkpoint")
@@ -193,7 +193,7 @@ class Checkpoints:
         """
         if self._folder is None:
             return None
-        manifest, contents = self._world.first_alone(self._newest_good) or (None, {})
+        manifest, contents = self._world.on_rank_zero(self._newest_good) or (None, {})
         manifest = json.loads(self._from_first(json.dumps(manifest).encode()))
         if manifest is None:
             return None

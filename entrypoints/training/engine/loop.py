@@ -17,7 +17,7 @@ import torch
 from launcher_observer.process import grad_sync_seconds
 from torch import nn
 
-from training.data.batches import STAYING, TrainingBatches
+from training.data.batches import CPU_FIELDS, TrainingBatches
 from training.data.loaders import Loaders
 from training.distributed.data_parallel import synchronise
 from training.distributed.world import World
@@ -32,7 +32,7 @@ from training.runtime import failure, metrics
 Losses = dict[str, torch.Tensor]
 """Scalars by name; `loss` is the one that is minimised."""
 
-LESS_STEEP = (
+DIVERGENCE_HINT = (
     "lower learning_rate, lengthen the warm-up, set max_grad_norm, or compute in bf16 or fp32 where it was fp16"
 )
 """What to do if a model diverges."""
@@ -213,7 +213,7 @@ def _optimize(state: TrainingState, timeline: Timeline) -> None:
 
 
 def on_device(batches: Iterator[Any], world: World, timeline: Timeline) -> Iterator[Any]:
-    """The loader's batches, NamedTuples, with their tensors on this rank's device, except those in STAYING."""
+    """The loader's batches, NamedTuples, with their tensors on this rank's device, except those in CPU_FIELDS."""
     while True:
         with timeline.phase("data_wait"):
             batch = next(batches, None)
@@ -223,7 +223,7 @@ def on_device(batches: Iterator[Any], world: World, timeline: Timeline) -> Itera
             moved = {
                 name: value.to(world.device, non_blocking=True)
                 for name, value in batch._asdict().items()
-                if name not in STAYING
+                if name not in CPU_FIELDS
             }
         yield batch._replace(**moved)
 
@@ -231,14 +231,14 @@ def on_device(batches: Iterator[Any], world: World, timeline: Timeline) -> Itera
 def _report_step(losses: Sequence[Losses], states: States, place: Place, run: Run) -> None:
     """Report a step's metric line: losses over the global batch, seconds per phase, images/s, memory."""
     stacked = torch.stack([value for of_one in losses for value in of_one.values()])
-    means = iter((run.world.total(stacked.double()) / run.world.size).tolist())  # waits for the device
+    means = iter((run.world.all_reduce_sum(stacked.double()) / run.world.size).tolist())  # waits for the device
     found: dict[str, dict[str, float]] = {}
     for state, of_one in zip(states, losses):
         found[state.name] = {name: next(means) for name in of_one}
         loss = found[state.name][metrics.LOSS.name]
         if not math.isfinite(loss):
             raise FloatingPointError(
-                f"the loss{f' of {state.name}' if state.name else ''} is {loss} at step {state.step}: {LESS_STEEP}"
+                f"the loss{f' of {state.name}' if state.name else ''} is {loss} at step {state.step}: {DIVERGENCE_HINT}"
             )
         found[state.name][metrics.LEARNING_RATE.name] = state.learning_rate
     run.timeline.step()
@@ -336,7 +336,7 @@ def _save(states: States, place: Place, run: Run, *, required: bool = False) -> 
         if not run.world.all(bool(torch.stack([one.isfinite().all() for one in numbers]).all())):
             raise FloatingPointError(
                 f"the model{f' {state.name}' if state.name else ''} has weights or BatchNorm statistics that are not finite after step "
-                f"{step}: {LESS_STEEP}"
+                f"{step}: {DIVERGENCE_HINT}"
             )
     if run.checkpoints.enabled:
         started = time.perf_counter()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from training.data.batches import STAYING, Images
+from training.data.batches import CPU_FIELDS, Images
 from training.data.loaders import Data
 from training.distributed.world import World
 from training.engine.state import TrainingState
@@ -60,7 +60,7 @@ class StepTrial:
     def _step(self, size: int, device: torch.device) -> None:
         values = (value.expand(size, *value.shape[1:]) for value in self._one)
         names = self._one._fields
-        batch = self._one._make(value if name in STAYING else value.to(device) for name, value in zip(names, values))
+        batch = self._one._make(value if name in CPU_FIELDS else value.to(device) for name, value in zip(names, values))
         held: list[Any] = [torch.empty(self._optimizer_bytes, dtype=torch.uint8, device=device)]
         asked = self._task(batch)
         for one in self._states:

@@ -251,7 +251,7 @@ class _Bench:
         """
         asked = torch.tensor([value, float(self.run.stop.received)], dtype=torch.float64, device=self.world.device)
         mean: float
-        mean, stopped = (self.world.total(asked) / self.world.size).tolist()
+        mean, stopped = (self.world.all_reduce_sum(asked) / self.world.size).tolist()
         if stopped:
             self._write()
             raise Stopped

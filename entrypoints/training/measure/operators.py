@@ -71,7 +71,7 @@ class OperatorWindow:
         if not self._recording:
             return
         steps, self._steps, self._recording = min(self._steps, self._seen - self._first), 0, False
-        self._world.first_alone(lambda: self._write(steps))
+        self._world.on_rank_zero(lambda: self._write(steps))
 
     def _write(self, steps: int) -> None:
         recorded, self._profile = self._profile, None

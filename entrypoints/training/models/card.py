@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from training.models.export import Description, read_description, whole_file
+from training.models.export import Description, atomic_write, read_description
 
 FILE = "README.md"
 
@@ -37,7 +37,7 @@ def write(folder: Path, facts: Mapping[str, Mapping[str, Any] | None]) -> None:
     description = read_description(folder)
     if description is None:
         raise FileNotFoundError(f"{folder} holds no config.json: save the model first")
-    with whole_file(folder / FILE) as place:
+    with atomic_write(folder / FILE) as place:
         place.write_text(text(description, facts, source(), versions()), encoding="utf-8")
 
 

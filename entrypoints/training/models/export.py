@@ -101,10 +101,10 @@ def save(
     described |= {"num_classes": len(classes), "label_names": list(classes), "training": training}
     weights, digest = _weights(model.model), hashlib.sha256()
     hash_weights(digest, weights)
-    with whole_file(folder / WEIGHTS) as place:
+    with atomic_write(folder / WEIGHTS) as place:
         save_file(weights, place, metadata={"format": "pt", DIGEST: digest.hexdigest()})
         _sort_metadata(place)
-    with whole_file(folder / DESCRIPTION) as place:
+    with atomic_write(folder / DESCRIPTION) as place:
         place.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
 
 
@@ -174,7 +174,7 @@ def read_description(folder: Path) -> Description | None:
 
 
 @contextlib.contextmanager
-def whole_file(target: Path) -> Iterator[Path]:
+def atomic_write(target: Path) -> Iterator[Path]:
     """A hidden file beside the target, to be written to; it then replaces the target, readable by all."""
     place = target.with_name(f".{target.name}")
     try:

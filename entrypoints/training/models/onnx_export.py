@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from training.models.export import whole_file
+from training.models.export import atomic_write
 from training.models.timm_models import FusedAttention, Normalized
 
 FILE = "model.onnx"
@@ -73,7 +73,7 @@ def save_onnx(model: Normalized, folder: Path, image_size: int | Sequence[int], 
         )
     rng = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (3, channels, height, width), dtype=torch.uint8, generator=rng)
-    with whole_file(folder / FILE) as place:
+    with atomic_write(folder / FILE) as place:
         _write(model, images[:2], place)
         onnx.checker.check_model(str(place))
         session = onnxruntime.InferenceSession(str(place), providers=["CPUExecutionProvider"])

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-FORETOLD = "(written before the process ended)\n"
+PENDING = "(written before the process ended)\n"
 """Ends a text that an exception's text may replace."""
 
 LIMIT = 1024
@@ -42,7 +42,7 @@ class Progress:
     """What to change if the GPU's memory is full, from what was predicted."""
     file: Path | None = None
     """The failure file."""
-    foretold: str = ""
+    pending_failure: str = ""
     """What the file says of a failure that is yet to come."""
 
     def enter(self, doing: str) -> None:
@@ -123,22 +123,22 @@ def failure_file(path: Path) -> Iterator[None]:
         raise
 
 
-def foretell(text: str) -> None:
+def record_pending_failure(text: str) -> None:
     """Record a failure that will end this process silently. If an exception is raised after all, it takes its place."""
-    progress.foretold = f"{text}\n{_where()}\n"[: LIMIT - len(FORETOLD)] + FORETOLD
-    sys.stderr.write(progress.foretold)
+    progress.pending_failure = f"{text}\n{_where()}\n"[: LIMIT - len(PENDING)] + PENDING
+    sys.stderr.write(progress.pending_failure)
     sys.stderr.flush()
     if progress.file is not None:
-        _write_first(progress.file, progress.foretold)
+        _write_first(progress.file, progress.pending_failure)
 
 
-def take_back() -> None:
-    """Remove what this process foretold, because it goes on."""
-    foretold, progress.foretold = progress.foretold, ""
+def clear_pending_failure() -> None:
+    """Remove the pending failure of this process, because it goes on."""
+    pending_failure, progress.pending_failure = progress.pending_failure, ""
     file = progress.file
-    if foretold and file is not None:
+    if pending_failure and file is not None:
         with contextlib.suppress(OSError):
-            if file.read_text(encoding="utf-8") == foretold:
+            if file.read_text(encoding="utf-8") == pending_failure:
                 file.unlink()
 
 
@@ -158,7 +158,7 @@ def _write_first(path: Path, text: str) -> None:
 
 def _is_foretold(path: Path) -> bool:
     try:
-        return path.read_text(encoding="utf-8").endswith(FORETOLD)
+        return path.read_text(encoding="utf-8").endswith(PENDING)
     except OSError:
         return False
 
@@ -182,8 +182,8 @@ def describe(error: Exception, rank: str) -> str:
         else ""
     )
     cause = _other_rank(reported) if from_another else own_cause
-    if from_another and not reported and progress.foretold:
-        cause = progress.foretold.partition("cause: ")[2].partition("\n")[0]
+    if from_another and not reported and progress.pending_failure:
+        cause = progress.pending_failure.partition("cause: ")[2].partition("\n")[0]
     lines = [head, *([f"cause: {cause}"] if cause else []), _where()]
     text = "\n".join(line[: LIMIT // 2] for line in lines) + "\n"
     frames = "".join(traceback.format_tb(error.__traceback__))

@@ -137,5 +137,5 @@ def image_servers(settings: TrainingSettings, environment: Environment, world: W
         with contextlib.ExitStack() as stack:
             stack.enter_context(connected(groups, process, wait_seconds, talks=world.is_first))
             yield ImageServers(settings, world, stack)
-        world.first_alone(lambda: None)  # without a limit: rank 0 may still export
+        world.on_rank_zero(lambda: None)  # without a limit: rank 0 may still export
         world.any(False)  # the head goes when all have left

@@ -359,7 +359,7 @@ def _bank(
 ) -> tuple[Path, dict[str, str], dict[str, Any]]:
     """A label bank's folder, the parts of its identity that the images determine, and what its manifest says of them. A collective."""
     where = bank_folder(kept, environment, world, kept.views * len(data.training) * layout.size, read_only=read_only)
-    digest = world.first_alone(data.training.digest)
+    digest = world.on_rank_zero(data.training.digest)
     views = data.training.view_description()
     parts = {
         "transform": hashlib.sha256(json.dumps(views, sort_keys=True).encode()).hexdigest(),

@@ -77,7 +77,7 @@ def evaluate(
                 kept = (logits - logits.amax(1, keepdim=True)).half().cpu()
                 keep.append(accelerator.pinned(kept, world.device))
     counted = torch.tensor([images, ranked], dtype=torch.float64, device=world.device)
-    *totals, images, ranked = world.total(torch.cat([sums, counted])).tolist()
+    *totals, images, ranked = world.all_reduce_sum(torch.cat([sums, counted])).tolist()
     if not images:
         raise ValueError("not one of the validation images can be read: the log and broken_images.txt name them")
     names: tuple[str, ...] = (metrics.ACCURACY.name, metrics.TOP5_ACCURACY.name, metrics.VALIDATION_LOSS.name)
@@ -131,7 +131,7 @@ def evaluate_pixels(
                     # not mask indexing or bincount, which wait for the device to learn how many values there are
                     pairs = torch.where(labels == ignore_index, count**2, labels * count + scaled.argmax(0)).flatten()
                     counts.scatter_add_(0, pairs, torch.ones_like(pairs))
-    totals, loss = world.total(counts.double()), world.total(loss)
+    totals, loss = world.all_reduce_sum(counts.double()), world.all_reduce_sum(loss)
     confusion, ignored = totals[:-1].view(count, count), totals[-1].item()
     pixels = confusion.sum().item()
     if pixels == 0:
@@ -183,13 +183,13 @@ def describe_classes(found: Mapping[str, Any]) -> str:
     return f"IoU: {ious}; with {majority['class']} for every pixel the mean would be {majority['miou']:.4f}"
 
 
-def of_size(logits: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+def resized(logits: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     """Logits (batch, classes, height, width), resized bilinearly to another height and width."""
     return F.interpolate(logits, size=tuple(size), mode="bilinear", align_corners=False)
 
 
 def bands(logits: torch.Tensor, size: Sequence[int]) -> Iterator[tuple[slice, torch.Tensor]]:
-    """One image's logits (classes, height, width), resized as by `of_size`, in bands of rows from top to bottom.
+    """One image's logits (classes, height, width), resized as by `resized`, in bands of rows from top to bottom.
 
     A batch's memory is planned for the size that the model sees; a mask at its own size may be many times larger.
 
@@ -200,7 +200,7 @@ def bands(logits: torch.Tensor, size: Sequence[int]) -> Iterator[tuple[slice, to
     classes, given, columns = logits.shape
     rows = max(1, VALUES_AT_ONCE // (classes * max(width, columns)))
     if rows >= height:
-        yield slice(0, height), of_size(logits[None], size)[0]
+        yield slice(0, height), resized(logits[None], size)[0]
         return
     # row centres as interpolate places them without align_corners; none lies above the first row's
     middles = ((torch.arange(height, device=logits.device) + 0.5) * (given / height) - 0.5).clamp(min=0)
@@ -209,7 +209,7 @@ def bands(logits: torch.Tensor, size: Sequence[int]) -> Iterator[tuple[slice, to
     for first in range(0, height, rows):
         band = slice(first, min(first + rows, height))
         between = torch.lerp(logits[:, above[band]], logits[:, below[band]], part[band])
-        yield band, of_size(between[None], (between.shape[1], width))[0]
+        yield band, resized(between[None], (between.shape[1], width))[0]
 
 
 @contextlib.contextmanager

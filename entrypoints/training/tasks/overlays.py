@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 from training.data.loaders import Data
 from training.data.masks import MaskedImages
 from training.engine.state import TrainingState
-from training.models.export import whole_file
+from training.models.export import atomic_write
 from training.settings.segmentation import SegmentationSettings
 from training.tasks.evaluation import bands, evaluating
 
@@ -60,7 +60,7 @@ def save(
     try:
         found = rows(state, data, settings)
         sheet = draw(found, settings.names, colours(settings), settings.ignore_index)
-        with whole_file(folder / FILE) as place:
+        with atomic_write(folder / FILE) as place:
             sheet.save(place, format="PNG")
     except Exception as error:  # whatever it is, the model is trained and delivered
         say(f"no {FILE}: {type(error).__name__}: {error}")

@@ -17,7 +17,7 @@ from training.measure.timeline import Timeline
 from training.runtime.environment import Environment
 from training.settings.segmentation import PixelCacheSettings, SegmentationSettings
 from training.tasks.distillation import open_bank
-from training.tasks.evaluation import evaluate_pixels, of_size
+from training.tasks.evaluation import evaluate_pixels, resized
 from training.tasks.features import asked_of, kept_features, logits_and_features, untaught, with_features
 from training.tasks.losses import dice_loss, dice_sums, pixel_cross_entropy, temperature_kl
 from training.teacher import frozen
@@ -68,7 +68,7 @@ class Segmentation:
     def _losses(self, batch: MaskedBatch) -> dict[str, torch.Tensor]:
         settings, phase = self.settings, self.timeline.phase
         masks = batch.masks.long()
-        counted = self.world.total_later((masks != settings.ignore_index).sum().double())
+        counted = self.world.all_reduce_sum_async((masks != settings.ignore_index).sum().double())
         target = taught = None
         if self.teacher is not None:
             with phase("teacher_forward"):
@@ -94,7 +94,7 @@ class Segmentation:
         """The teacher's logits for each pixel, float32 (batch, classes, height, width), and its features if they are learned."""
         answers = self._ask(batch.images) if self.cache is None else self.cache.answers(batch, self._ask)
         logits, features = logits_and_features(answers)
-        return enlarged(logits, batch.images), features
+        return upsampled(logits, batch.images), features
 
     def _ask(self, images: torch.Tensor) -> Output:
         assert self.teacher is not None
@@ -102,9 +102,9 @@ class Segmentation:
         return asked_of(self.teacher.to(images.device), self.settings)(images)
 
 
-def enlarged(logits: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+def upsampled(logits: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
     """Logits (batch, classes, rows, columns), resized bilinearly to the height and width of their images, as in Segmenter."""
-    return logits if logits.shape[2:] == images.shape[2:] else of_size(logits, images.shape[2:])
+    return logits if logits.shape[2:] == images.shape[2:] else resized(logits, images.shape[2:])
 
 
 def pixel_layout(
@@ -149,7 +149,7 @@ def load_teacher(
         compile=settings.compile_teacher is True,
         cuda_graphs=settings.cuda_graphs is True,
         pixels=True,
-        enlarged=settings.teacher_cache is None,
+        upsampled=settings.teacher_cache is None,
         features=settings.features.level if settings.features else None,
     )
 
@@ -179,12 +179,12 @@ def measured(
     """Metrics of `evaluate_pixels` for a teacher, whose logits may be on a grid of its own."""
 
     def of_pixels(images: torch.Tensor) -> torch.Tensor:
-        return enlarged(teacher(images), images)
+        return upsampled(teacher(images), images)
 
     return evaluate_pixels(of_pixels, loader, world, classes=classes, ignore_index=settings.ignore_index)
 
 
 def _of_all_ranks(own: torch.Tensor, world: World) -> torch.Tensor:
     """The sum over all ranks. Its gradient is `world.size` times this rank's own, because DDP averages what should be a sum."""
-    everyones = world.total(own.detach().clone())
+    everyones = world.all_reduce_sum(own.detach().clone())
     return everyones + world.size * (own - own.detach())

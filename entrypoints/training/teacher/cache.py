@@ -219,7 +219,7 @@ class TeacherCache:
             _, held = self._read_view(view, batches[part].ravel())
             found[part] = ~held.reshape(batches[part].shape).all(1)
         counts = torch.from_numpy(found).to(self.world.device)
-        lacks: np.ndarray = (self.world.total(counts) > 0).cpu().numpy()
+        lacks: np.ndarray = (self.world.all_reduce_sum(counts) > 0).cpu().numpy()
         return lacks
 
     def fill(self, batch: Batch, teacher: Callable[[torch.Tensor], Output]) -> None:

@@ -90,7 +90,7 @@ class FrozenModel:
         hash_weights(total, self.model.model.state_dict())
         return total.hexdigest()
 
-    def run_as_it_is(self) -> None:
+    def disable_compiling(self) -> None:
         """Run eagerly from now on."""
         self._compiled = None
 
@@ -146,7 +146,7 @@ class Teacher:
         """The same models, uncompiled: for a trial of batch sizes, whose shapes a compiled model would keep."""
         members = [*map(copy.copy, self.members)]
         for member in members:
-            member.run_as_it_is()
+            member.disable_compiling()
         return Teacher(members)
 
     def digest(self) -> str:
@@ -166,7 +166,7 @@ def load(
     compile: bool = False,
     cuda_graphs: bool = False,
     pixels: bool = False,
-    enlarged: bool = True,
+    upsampled: bool = True,
     features: Level | None = None,
 ) -> Teacher:
     """Load the teacher from a channel or from published weights, on the CPU.
@@ -185,7 +185,7 @@ def load(
         compile: pass the models through torch.compile at the first batch; one that fails runs eagerly, with a warning.
         cuda_graphs: run compiled models as CUDA graphs.
         pixels: the teacher predicts a class for every pixel, as train_segmentation.py's models do.
-        enlarged: with `pixels`, the logits are as large as the images; else they stay on the models' own grid.
+        upsampled: with `pixels`, the logits are as large as the images; else they stay on the models' own grid.
         features: which to return beside the logits. None: none.
 
     Raises:
@@ -200,7 +200,7 @@ def load(
         for source in sources:
             try:
                 if pixels:
-                    found = _read_segmenter(source, classes, channels, image_size, enlarged)
+                    found = _read_segmenter(source, classes, channels, image_size, upsampled)
                 else:
                     found = _read(source, options or {}, classes, channels, image_size)
                 members.append(
@@ -297,7 +297,7 @@ def _read(
 
 
 def _read_segmenter(
-    source: _Source, classes: Sequence[str], channels: int, image_size: int | Sequence[int], enlarged: bool
+    source: _Source, classes: Sequence[str], channels: int, image_size: int | Sequence[int], upsampled: bool
 ) -> _Found:
     """One of the teacher's segmentation models.
 
@@ -328,7 +328,7 @@ def _read_segmenter(
             "the same image_size"
         )
     model = segmenter.build(
-        name, options, len(classes), decoder_channels=description.decoder["channels"], enlarges=enlarged
+        name, options, len(classes), decoder_channels=description.decoder["channels"], enlarges=upsampled
     )
     with _fits(file, f"{name} with {dict(options)}, {description.decoder} and {len(classes)} classes"):
         model.model.load_state_dict(read_weights(file))

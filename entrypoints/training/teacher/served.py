@@ -301,7 +301,7 @@ def meet(
         ValueError: two hosts, or the only one, lack the teacher that the settings ask for.
         NoServers: no server has answered in time.
     """
-    found = world.first_alone(lambda: json.dumps(_first(servers, wait_seconds, say, hosts)))
+    found = world.on_rank_zero(lambda: json.dumps(_first(servers, wait_seconds, say, hosts)))
     about = AboutTeacher(*json.loads(world.broadcast_bytes(None if found is None else found.encode())))
     return RemoteTeacher(servers, about, layout, wait_seconds / 2, world.size, say)
 

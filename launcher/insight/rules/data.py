@@ -16,7 +16,7 @@ from launcher.insight.contention import (
     neighbours,
     runnable_per_core,
     spinning_cores,
-    swing,
+    step_time_spread,
     thread_cpu,
     usable_cores,
     why_no_delay,
@@ -234,7 +234,7 @@ def _noisy_workers(evidence: Evidence, lost: float) -> Finding:
     workers, each, starts = evidence.workers, evidence.cores_each, epoch_start_share(evidence)
     assert workers and each, "taken_by_workers found them"
     share = min(1.0, lost * evidence.steps_part + starts)
-    swings, is_suspicion = swing(evidence), suspected(evidence)
+    swings, is_suspicion = step_time_spread(evidence), suspected(evidence)
     everywhere = evidence if is_suspicion else evidence.slow_steps_too  # as the thread's wait for a core
     numbers = [*neighbour_numbers(evidence), *_numbers(everywhere, evidence.share("data_wait"))]
     if swings is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from launcher.insight.contention import THREADS, WORKERS, neighbours, run_delay, runnable_per_core, swing
+from launcher.insight.contention import THREADS, WORKERS, neighbours, run_delay, runnable_per_core, step_time_spread
 from launcher.insight.evidence import IDLE_GPU, Evidence
 from launcher.insight.findings import NOTICEABLE
 from launcher.insight.length import too_short
@@ -97,7 +97,7 @@ def kept_by_workers(evidence: Evidence) -> float | None:
 def suspected(evidence: Evidence) -> bool:
     """Whether a run looks like KT's, and nothing recorded who has the cores: workers for every core of their process, single cores full,
     GPUs that idle, steps that swing, and hardly any wait for data or for other ranks."""
-    each, swings = evidence.cores_each, swing(evidence)
+    each, swings = evidence.cores_each, step_time_spread(evidence)
     return bool(
         run_delay(evidence) is None
         and (evidence.gpu_idle or 0.0) >= IDLE_GPU
