@@ -306,7 +306,7 @@ def _own_settings(script: Script) -> list[str]:
         return [f"# hyperparameters: the settings of {script.file.name} could not be read: {script.unread}"]
     lines = [f"# hyperparameters:     # {script.file.name}'s own, with its defaults"]
     for one in script.settings:
-        if "." not in one.name and not one.worked_out:
+        if "." not in one.name and not one.default_expression:
             value = "" if one.required else json.dumps(one.default)
             about = "; ".join(filter(None, [one.takes, one.sentence, "required: yours to fill in" * one.required]))
             lines.append(f"#   {written(one.name)}: {value}".rstrip() + f"     # {about}")

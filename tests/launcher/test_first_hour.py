@@ -136,7 +136,7 @@ def test_explain_reads_a_script_of_ones_own_without_running_it(typed):
     found = {one["name"]: one for one in json.loads(typed("explain", "mine.py", "--json").stdout)["settings"]}
     assert found["epochs"]["default"] == 3 and found["epochs"]["sentence"] == "passes over the 3 images"
     assert found["kind"]["takes"] == "one of small, large"
-    assert found["train"]["worked_out"] == "os.environ.get('SM_CHANNEL_TRAIN')"
+    assert found["train"]["default_expression"] == "os.environ.get('SM_CHANNEL_TRAIN')"
     assert not (typed.here / "ran").exists()
     (typed.here / "mine.py").write_text("import training\nprint(1)\n")
     assert "neither a settings class nor an argparse parser" in typed("explain", "mine.py").stderr
