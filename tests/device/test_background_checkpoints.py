@@ -53,10 +53,10 @@ def test_a_disk_that_fails_is_reported_with_the_next_one_and_with_a_required_one
     said: list[str] = []
     kept = Checkpoints(tmp_path / "kept", world, say=said.append)
 
-    def full(self, *arguments) -> None:
+    def full(*arguments) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Checkpoints, "_write", full)
+    monkeypatch.setattr(checkpoint_folder, "write", full)
     kept.save(1, {"weights": torch.ones(2, device=world.device)}, {})
     kept.finish()
     [line] = said
