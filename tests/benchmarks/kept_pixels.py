@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from training.tasks.evaluation import of_size
+from training.tasks.evaluation import resized
 from training.tasks.losses import temperature_kl
 from training.teacher import frozen
 from training.teacher.pixel_records import PixelLayout
@@ -71,8 +71,8 @@ def codes(logits: torch.Tensor) -> Iterator[tuple[str, int, torch.Tensor]]:
 
 def measure(teacher: frozen.Teacher, images: torch.Tensor) -> None:
     logits = torch.cat([teacher(part) for part in images.split(16)])
-    exact, plain = of_size(logits, images.shape[2:]), 2 * logits[0].numel()
-    noise = of_size(
+    exact, plain = resized(logits, images.shape[2:]), 2 * logits[0].numel()
+    noise = resized(
         torch.randn(len(images), logits.shape[1], 8, 8, generator=torch.Generator().manual_seed(0)), images.shape[2:]
     )
     blurred = F.avg_pool2d(exact, 5, 1, 2)
@@ -83,7 +83,7 @@ def measure(teacher: frozen.Teacher, images: torch.Tensor) -> None:
         + " |"
     )
     for name, size, found in codes(logits):
-        kept, cells = of_size(found, images.shape[2:]), []
+        kept, cells = resized(found, images.shape[2:]), []
         for temperature in TEMPERATURES:
             moved = [difference(student, exact, kept, temperature) for student in students]
             cells.append(", ".join(f"{loss:+.1%} {gradient:.0%}" for loss, gradient in moved))

@@ -52,7 +52,7 @@ found = read(sys.argv[1])
 seconds = time.perf_counter() - began
 kinds = [host.cores | {f"wait {k}": v for k, v in host.io_wait.items()} | host.gpus for host in found.hosts.values()]
 print(json.dumps({"seconds": seconds, "mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-                  "series": sum(map(len, kinds)), "samples": len(next(iter(kinds[0].values())).times), "told": found.sampled}))
+                  "series": sum(map(len, kinds)), "samples": len(next(iter(kinds[0].values())).times), "reported": found.sampled}))
 """
 
 LINE_BY_LINE = """
@@ -63,7 +63,7 @@ for file in sorted(pathlib.Path(sys.argv[1]).rglob("*.json")):
         event = json.loads(line)
         series.setdefault((event["NodeId"], event["Name"], event["Dimension"]), []).append((event["Timestamp"], event["Value"]))
 print(json.dumps({"seconds": time.perf_counter() - began, "mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-                  "series": len(series), "samples": len(next(iter(series.values()))), "told": None}))
+                  "series": len(series), "samples": len(next(iter(series.values()))), "reported": None}))
 """
 
 

@@ -121,7 +121,7 @@ def test_logits_of_a_large_mask_are_scaled_in_bands(given, monkeypatch):
     found = list(evaluation.bands(logits, size))
     assert max(band.numel() for _, band in found) <= 1_000 and len(found) >= 17
     assert [rows.start for rows, _ in found[1:]] == [rows.stop for rows, _ in found[:-1]]
-    whole = evaluation.of_size(logits[None], size)[0]
+    whole = evaluation.resized(logits[None], size)[0]
     torch.testing.assert_close(torch.cat([band for _, band in found], 1), whole, atol=1e-5, rtol=1e-5)
 
 

@@ -156,7 +156,7 @@ def test_beside_a_gpu_workers_are_no_forks_of_the_training_process(machine, tmp_
 STOPPED = """
     import os, signal, sys, time
     os.setpgrp()
-    signal.signal(signal.SIGTERM, lambda *_: print("told", flush=True))
+    signal.signal(signal.SIGTERM, lambda *_: print("reported", flush=True))
     sys.path.insert(0, {entrypoints!r})
     import torch
     from torch.utils.data import DataLoader

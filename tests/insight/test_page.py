@@ -19,7 +19,7 @@ from launcher.show import palette
 from tests.browser import Browser
 from tests.insight.observed import observed, sampled
 from tests.insight.planted import BEGAN, plant
-from tests.show.made_up import STEP, distillation, oversubscribed
+from tests.show.made_up import STEP, crowded, distillation
 
 CHARTS = "[...document.querySelectorAll('canvas')].map(c => [c.getAttribute('aria-label'), +c.dataset.marks, c.width, c.height])"
 
@@ -215,7 +215,7 @@ def test_a_run_of_three_steps_has_its_charts_and_no_verdict(browser, tmp_path):
 
 
 def test_a_command_is_selected_whole_by_a_click(browser, tmp_path):
-    named = oversubscribed()
+    named = crowded()
     browser.open(named.save_html(tmp_path / "page.html"))
     command = named.findings[0].fixes[0].command
     assert command.startswith("launcher replay slow-20261122-100000-abcd hyperparameters.")
