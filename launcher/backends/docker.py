@@ -194,9 +194,8 @@ class Docker(Backend):
         for host in plan.hosts:
             host_folders.lay_out(plan, host, folder, interface="eth0")
             base = folder.host(host.name)
-            for place, target in compose.channel_mounts(
-                plan, host
-            ):  # root would own mount points that the engine makes
+            for place, target in compose.channel_mounts(plan, host):
+                # root would own mount points that the engine makes
                 point = base / Path(target).relative_to("/opt/ml")
                 if place.is_dir():
                     point.mkdir()

@@ -201,9 +201,8 @@ def _of_phases(before: Evidence, after: Evidence, touches: dict[str, Touch]) -> 
     if not in_steps:
         phases = ["step"]
     else:
-        waits = (
-            (*WAITS, "backward") if (before.world_size or 1) > 1 else WAITS
-        )  # in backward, ranks wait for a late one
+        # in backward, ranks wait for a late one
+        waits = (*WAITS, "backward") if (before.world_size or 1) > 1 else WAITS
         if any(run.script is not None and run.script.is_sharded for run in (before, after)):
             waits = (*waits, "forward")
         measured = [

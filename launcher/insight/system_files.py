@@ -62,9 +62,8 @@ def below(places: Iterable[Path]) -> list[SystemFile]:
                 path = f"{folder}/{name}"
                 matching = NAME.search(path)
                 if matching:
-                    size = (
-                        os.path.getsize(path) if os.path.exists(path) else 0
-                    )  # a broken link is reported when it is read
+                    # a broken link is reported when it is read
+                    size = os.path.getsize(path) if os.path.exists(path) else 0
                     found.append(
                         SystemFile(int(matching[1]), matching[2], size, functools.partial(trust.content, Path(path)))
                     )

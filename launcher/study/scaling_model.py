@@ -2,10 +2,10 @@
 
     step(h, b) = max(compute(b), input(b)) + exposed(h, b)
 
-    compute(b)    = fixed + (compute_seconds_per_image + crowding * neighbours) * b           b: images per process
-    input(b)      = input_seconds_per_image * b                                       if the step waits for it, else 0
+    compute(b)    = fixed + (compute_seconds_per_image + crowding * neighbours) * b       b: images per process
+    input(b)      = input_seconds_per_image * b                                           if the step waits for it, else 0
     transfer(h)   = 2 (h-1)/h * bytes / bandwidth + 2 (h-1) * buckets * latency
-    exposed(h, b) = max(last * transfer(h), transfer(h) - backward * compute(b))          0 on one host
+    exposed(h, b) = max(last * transfer(h), transfer(h) - backward * compute(b))              0 on one host
 
 transfer: the ring all-reduce, in which each of h hosts sends (h-1)/h of the gradients to reduce them and as much to gather
 the sums, in 2 (h-1) turns: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations", J. Parallel

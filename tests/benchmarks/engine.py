@@ -46,7 +46,7 @@ VIEWS = 1
 """Of each image: every epoch sees the same ones, with a cache and without."""
 
 STEPS = 1_000_000
-"""Of the schedule: so many that the learning rate stays constant in the measured steps."""
+"""Steps of the schedule: enough for the learning rate to stay constant in the measured steps."""
 
 
 class Noise(Dataset):

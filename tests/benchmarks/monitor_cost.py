@@ -4,7 +4,7 @@
 
 The first table is the real process beside an idle one: its CPU time from /proc after its start (the start is listed separately).
 The second calls what a sample calls, on a copy of this machine's /proc in which `stat` has 96 cores: it does not include the
-kernel's time to write its files for so many cores, nor the driver's for its GPUs.
+kernel's time to write its files for N cores, nor the driver's for its GPUs.
 """
 
 from __future__ import annotations

@@ -147,9 +147,8 @@ def test_processes_that_would_each_train_a_model_of_their_own_are_joined(ranks, 
 
 
 def test_a_group_of_hosts_grows_by_whole_hosts_that_share_the_batch():
-    measured = receiving_bound(
-        0.5, ranks=8, ranks_per_host=4
-    )  # 67 % of a step waits: 23.05 processes, six hosts of four
+    # 67 % of a step waits: 23.05 processes, six hosts of four
+    measured = receiving_bound(0.5, ranks=8, ranks_per_host=4)
     finding = receiving(measured)
     [hosts, _] = finding.fixes
     assert (hosts.setting, hosts.now, hosts.value) == ("compute.instance_groups.0.instance_count", 2, 8)

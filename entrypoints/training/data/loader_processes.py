@@ -138,7 +138,7 @@ class _Processes:
     """All loader processes, with the ring that they share."""
 
     def __init__(self, processes: Sequence[_Process], pin_for: torch.device, zero_copy: bool):
-        self._device, self._lends = pin_for, zero_copy
+        self._device, self._zero_copy = pin_for, zero_copy
         self._turns, self._processes = itertools.cycle(processes), processes
         self._ahead = AHEAD * len(processes)
         self._ring: Ring | None = None
@@ -219,18 +219,18 @@ class _Processes:
         batch = unpack(packed, where, self._of_slot, lambda values: accelerator.pinned(values, self._device))
         if self._ring is None and batch is not None:  # it shows how large a slot has to be
             self._open(slot_bytes_for(batch))
-        if self._lends and hasattr(batch, "_asdict"):  # what is read on the CPU may be read later
+        if self._zero_copy and hasattr(batch, "_asdict"):  # what is read on the CPU may be read later
             return batch._replace(**{name: getattr(batch, name).clone() for name in CPU_FIELDS if hasattr(batch, name)})
         return batch
 
     def _of_slot(self, values: torch.Tensor) -> torch.Tensor:
-        if self._lends:
+        if self._zero_copy:
             return values
         return accelerator.pinned(values, self._device) if accelerator.is_gpu(self._device) else values.clone()
 
     def _open(self, slot_bytes: int) -> None:
         """Make the ring; batches that were requested before still come through the pipe."""
-        fetched_late = self._lends and accelerator.is_gpu(self._device)
+        fetched_late = self._zero_copy and accelerator.is_gpu(self._device)
         ring = Ring(self._ahead + 1 + (OF_A_GPU if fetched_late else 0), slot_bytes)
         if fetched_late:
             unpin = weakref.finalize(ring, accelerator.pin_in_place(ring.bytes, self._device))
@@ -246,7 +246,7 @@ class _Processes:
         """Free the slot of a used batch: now, or once the device has finished the work it was given so far."""
         if slot is None:
             return
-        if not (self._lends and accelerator.is_gpu(self._device)):
+        if not (self._zero_copy and accelerator.is_gpu(self._device)):
             self._free.append(slot)
             return
         event = accelerator.module(self._device).Event(blocking=True)

@@ -114,9 +114,8 @@ def evaluate_pixels(
         ValueError: no mask can be read or has a labelled pixel; or, with two classes, only one is labelled and other pixels are ignored.
     """
     count = len(classes)
-    counts = torch.zeros(
-        count**2 + 1, dtype=torch.int64, device=world.device
-    )  # the last counts the pixels that are ignored
+    # the last counts the pixels that are ignored
+    counts = torch.zeros(count**2 + 1, dtype=torch.int64, device=world.device)
     loss = torch.zeros(1, dtype=torch.float64, device=world.device)
     with evaluating(model):
         for images, masks in (batch for batch in loader if batch is not None):
@@ -189,7 +188,7 @@ def resized(logits: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
 
 
 def bands(logits: torch.Tensor, size: Sequence[int]) -> Iterator[tuple[slice, torch.Tensor]]:
-    """One image's logits (classes, height, width), resized as by `resized`, in bands of rows from top to bottom.
+    """One image's logits (classes, height, width), resized like by `resized`, in bands of rows from top to bottom.
 
     A batch's memory is planned for the size that the model sees; a mask at its own size may be many times larger.
 

@@ -183,9 +183,8 @@ class RemoteTeacher:
                     f"no server has given the teacher's logits for {self._wait_seconds:.0f} s: {question.why}"
                 )
             self._look(now)
-            if (
-                self._seconds is not None
-            ):  # a part far later than usual is asked of another server; the first answer counts
+            if self._seconds is not None:
+                # a part far later than usual is asked of another server; the first answer counts
                 for part in question.late(now - max(MIN_LATE, LATE * self._seconds)):
                     question.wait(part)
             self._ask(question)

@@ -158,9 +158,8 @@ def scan_shards(root: Path, shards: dict[str, int], classes: list[str] | None, *
     Raises:
         ValueError: a shard is broken, or a sample lacks its label; the message names them.
     """
-    numbers = {
-        name: number for number, name in reversed([*enumerate(classes or ())])
-    }  # the first of equal names counts
+    # the first of equal names counts
+    numbers = {name: number for number, name in reversed([*enumerate(classes or ())])}
     with ThreadPoolExecutor(SCANS) as pool:
         scanned = list(pool.map(lambda name: _scan(root / name, numbers, labels), shards))
     columns = [np.concatenate([np.array(one[part], np.int64) for one in scanned]) for part in range(5)]
