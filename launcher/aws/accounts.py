@@ -19,7 +19,7 @@ def sent_to(known: dict[str, Any]) -> str:
 
 
 def was_emulated(known: dict[str, Any]) -> bool:
-    """Whether the job ran on an emulator that is closed. A tunnel to AWS may have had such an address too, but a real account."""
+    """Whether the job ran on an emulator that is closed. A tunnel to AWS may have had such an address too, but it has a real account."""
     address = known.get("emulator")
     return bool(address) and sent_to(known) == placeholders.ACCOUNT and session.is_closed(str(address))
 

@@ -163,7 +163,7 @@ def _endpoint() -> str | None:
 
 
 def _price(job: Job, per_hour: float, source: str) -> Price:
-    """The ceiling and its text. How long the results upload is unknown: the text names it and the ceiling leaves it out."""
+    """The ceiling and its text. How long the upload of the results takes is unknown: the text names it and the ceiling leaves it out."""
     compute = job.compute
     kept = compute.keep_alive_minutes or 0
     ceiling = per_hour * (longest_hours(compute.max_hours) + kept / 60)

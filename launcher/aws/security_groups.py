@@ -53,7 +53,7 @@ def opens(found: Sequence[Group], low: int, high: int) -> bool:
 
 
 def _closed_inbound(job: Job, found: Sequence[Group]) -> Iterator[Issue]:
-    """Closed ports: hosts that have met exchange gradients, images and Ray's messages on ports that the system picks."""
+    """Issues of closed ports: hosts that have met exchange gradients, images and Ray's messages on ports that the system picks."""
     if opens(found, 0, 65535):
         return
     meet = not groups.is_remote(job) and opens(found, RENDEZVOUS, RENDEZVOUS)

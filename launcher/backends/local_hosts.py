@@ -139,7 +139,7 @@ def gpus() -> tuple[str, ...]:
 def visible_gpus(gpus: tuple[str, ...], rank: int | None, count: int, processes: int) -> dict[str, str]:
     """A host's share of the GPUs; see `share`. With fewer GPUs than processes, all use the CPU.
 
-    If no GPU is known, the script gets our own variable; with none, it would see the GPUs that our environment hides. Without
+    If no GPU is known, the script gets our own variable; without it, it would see the GPUs that our environment hides. Without
     nvidia-smi that variable may name GPUs, in unknown number, so only a host that trains alone gets them.
     """
     given = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -133,7 +133,7 @@ def _is_a_key(subject: str) -> bool:
 
 
 def _refuse_a_setting_alone(subject: str) -> None:
-    """Refuse a setting named without its script, which gives it its meaning; the fix names one of the kit's that has it."""
+    """Refuse a setting named without its script, which gives it its meaning, if the kit has such scripts; the message names them."""
     if _is_there(subject):
         return
     place, name = entrypoints_folder(), subject.removeprefix(SETTING)

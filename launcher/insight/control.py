@@ -165,7 +165,7 @@ def changes(before: Evidence, after: Evidence) -> dict[str, Touch]:
 
 
 def _unlike(before: Evidence, after: Evidence, touches: dict[str, Touch]) -> list[str]:
-    """What makes two runs different jobs or machines, each with its values before and after."""
+    """What makes two runs differ in job or machine, each with its values before and after."""
     pairs = {what: (before.facts.get(name), after.facts.get(name)) for name, what in OF_THE_MACHINE.items()}
     pairs["training hosts"] = before.recorded_hosts, after.recorded_hosts
     pairs["usable cores"] = _cores(before), _cores(after)

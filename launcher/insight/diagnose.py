@@ -89,7 +89,7 @@ def speed(run: RunFolder) -> Speed | None:
 
 @contextmanager
 def numpy_needed(by: str) -> Iterator[None]:
-    """Turn a failed import of numpy into a UserError.
+    """Turn the error of a missing numpy into a UserError.
 
     Args:
         by: what needs numpy; the error names it.

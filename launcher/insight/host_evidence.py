@@ -16,7 +16,7 @@ FEW_SAMPLES = 5
 
 
 class HostEvidence(StepEvidence):
-    """Metrics of hosts while usual steps run, as shares of a step are of those; None: not measured.
+    """Metrics of hosts while usual steps run, since shares of a step are of usual steps too; None: not measured.
 
     Args:
         slow: while outliers run, too.

@@ -85,7 +85,7 @@ def fixes_kept(findings: Sequence[Finding], before: Evidence, after: Evidence, o
 
 
 def _counted(run: Evidence, key: str) -> dict[str, int]:
-    """The count of a run's serving hosts under the config's key, if this key sets one; else nothing."""
+    """The count of a run's serving hosts under the config's key, if this key sets it; else nothing."""
     groups = run.facts.get(SERVING) or ()
     counts = {f"compute.instance_groups.{one['index']}.instance_count": one["instance_count"] for one in groups}
     return {key: counts[key]} if key in counts else {}

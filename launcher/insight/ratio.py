@@ -90,7 +90,7 @@ def added(parts: Sequence[Measured]) -> Measured:
     return Measured(
         sum(part.value for part in parts),
         variance,
-        _freedom([(part.variance, part.degrees_of_freedom) for part in parts]),
+        _degrees_of_freedom([(part.variance, part.degrees_of_freedom) for part in parts]),
     )
 
 
@@ -101,11 +101,11 @@ def ratio(top: Measured, bottom: Measured, confidence: float = CONFIDENCE) -> Ra
     if not (top.degrees_of_freedom and bottom.degrees_of_freedom):
         return Ratio(value, None, None)
     relative = [(one.variance / one.value**2, one.degrees_of_freedom) for one in (top, bottom)]
-    half = student(_freedom(relative), confidence) * math.sqrt(sum(variance for variance, _ in relative))
+    half = student(_degrees_of_freedom(relative), confidence) * math.sqrt(sum(variance for variance, _ in relative))
     return Ratio(value, value * math.exp(-half), value * math.exp(half))
 
 
-def _freedom(parts: Sequence[tuple[float, float]]) -> float:
+def _degrees_of_freedom(parts: Sequence[tuple[float, float]]) -> float:
     """Degrees of freedom of a sum, by (variance, degrees of freedom) of its parts; of parts without spread, the most of one."""
     spread = sum(variance**2 / degrees_of_freedom for variance, degrees_of_freedom in parts if degrees_of_freedom)
     whole = sum(variance for variance, _ in parts)

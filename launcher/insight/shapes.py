@@ -16,7 +16,7 @@ LATEST = 253_402_300_800.0
 """Unix seconds of the year 10000, after the last time that Python and JavaScript show."""
 
 LARGEST = 1e15
-"""Limit of a measured number, either way: sums and squares are floats, and whole numbers exact. No disk reads as many bytes a second."""
+"""Limit of a measured number, either way: its sums and squares stay floats, whole numbers exact. No disk reads as many bytes a second."""
 
 Time = Annotated[FiniteFloat, Field(ge=0, lt=LATEST)]
 Seconds = Annotated[FiniteFloat, Field(ge=0, lt=1e9)]
@@ -181,7 +181,7 @@ class OperatorsShape(TypedDict):
     operators: list[OperatorShape]
 
 
-class InputAloneShape(TypedDict):
+class InputOnlyShape(TypedDict):
     workers: Count
     images_per_second: Speed
     cpu_seconds_per_image: Seconds
@@ -199,7 +199,7 @@ class ProbeShape(TypedDict):
     as_it_is: list[Speed]
     one_batch: Speed | None
     one_batch_without_teacher: Speed | None
-    input_alone: list[InputAloneShape]
+    input_alone: list[InputOnlyShape]
     with_workers: WithWorkersShape | None
     workers: Count
     worker_kind: str

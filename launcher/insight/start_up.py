@@ -18,20 +18,20 @@ def parts(evidence: Evidence) -> Parts:
     return sorted(found.items(), key=lambda part: -part[1])
 
 
-def said(phases: Parts) -> str:
+def said(start_parts: Parts) -> str:
     """`imports 4.1 s, images 0.3 s`."""
-    return ", ".join(f"{name.replace('_', ' ')} {seconds:.1f} s" for name, seconds in phases if seconds >= SMALL)
+    return ", ".join(f"{name.replace('_', ' ')} {seconds:.1f} s" for name, seconds in start_parts if seconds >= SMALL)
 
 
-def longest(phases: Parts) -> str:
+def longest(start_parts: Parts) -> str:
     """The longest part, in a sentence."""
-    name, seconds = phases[0]
+    name, seconds = start_parts[0]
     return f"{seconds:.0f} s of it pass with {metric_table().START.get(name, name)}"
 
 
 def sentence(evidence: Evidence) -> str:
     """When the first step came, and what took the time before; "" if that was not recorded."""
-    seconds, phases = evidence.facts.get("seconds_to_first_step"), parts(evidence)
-    if not isinstance(seconds, (int, float)) or not phases:
+    seconds, start_parts = evidence.facts.get("seconds_to_first_step"), parts(evidence)
+    if not isinstance(seconds, (int, float)) or not start_parts:
         return ""
-    return f"first step after {seconds:.1f} s: {said(phases)}"
+    return f"first step after {seconds:.1f} s: {said(start_parts)}"

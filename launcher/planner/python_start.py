@@ -15,7 +15,7 @@ from launcher.config.job import Job
 from launcher.planner.source_package import SourceFile, kit_files
 
 FILE, OF_THE_SOURCE = "sitecustomize.py", "sitecustomize_of_the_source.py"
-"""The launcher's file, and the name under which the source folder's own travels (launcher_observer/shadowed_sitecustomize.py)."""
+"""The launcher's file, and the name under which the source folder's own travels (launcher_observer/hidden_start.py)."""
 
 HEAD = b'"""Made by vision-launcher. Every Python process of the job runs it first."""'
 PACKAGE = "launcher_observer"
@@ -48,7 +48,7 @@ def with_python_start(
 
 def text(*, observe: bool, secrets: Mapping[str, Mapping[str, str]]) -> bytes:
     """FILE's text."""
-    lines = [HEAD.decode(), "", f"from {PACKAGE}.shadowed_sitecustomize import run_hidden"]
+    lines = [HEAD.decode(), "", f"from {PACKAGE}.hidden_start import run_hidden"]
     if secrets:
         lines += [f"from {PACKAGE}.declared_secrets import provide", "", f"provide({dict(secrets)!r})"]
     if observe:

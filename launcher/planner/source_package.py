@@ -198,7 +198,7 @@ def why_left_out(source: Path, path: str, listed: Collection[str], ignored: Sequ
 
 
 def _why_no_file(place: Path) -> str:
-    """Why a path that git or a walk lists is no file; "" if it is one, or is gone. Git lists a submodule or nested repository as one."""
+    """Why a path from git or a walk is no file; "" if it is one, or is gone. Git lists a submodule or nested repository as one path."""
     if not place.is_dir():
         return ""
     return LINK_TO_FOLDER if place.is_symlink() else OTHER_REPOSITORY
@@ -280,8 +280,8 @@ def recorded_files(folder: Path) -> list[SourceFile]:
 
 
 def code_checksum(files: Sequence[SourceFile]) -> str:
-    """A checksum of the paths and contents of the source files. COMMIT_FILE is left out, so a commit that changes no other
-    file keeps the checksum.
+    """A checksum of the paths and contents of the source files. COMMIT_FILE is left out, so a commit that changes none of the
+    others keeps the checksum.
 
     Returns:
         The first 16 digits of a SHA-256.

@@ -273,14 +273,14 @@ class _Follower:
             if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
                 names[node.id] = Unread(node.id, line)
             elif isinstance(node, (ast.Subscript, ast.Attribute)) and not isinstance(node.ctx, ast.Load):
-                self._spoil_root(node, names, line)
+                self._invalidate_root(node, names, line)
             elif isinstance(node, ast.AugAssign):
-                self._spoil_root(node.target, names, line)
+                self._invalidate_root(node.target, names, line)
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr not in LOOKS:
-                self._spoil_root(node.func.value, names, line)
+                self._invalidate_root(node.func.value, names, line)
 
-    def _spoil_root(self, node: ast.expr, names: Names, line: int) -> None:
-        """Spoil the dictionary or list that a target or a method belongs to."""
+    def _invalidate_root(self, node: ast.expr, names: Names, line: int) -> None:
+        """Invalidate the dictionary or list that a target or a method belongs to."""
         while isinstance(node, (ast.Subscript, ast.Attribute)):
             node = node.value
         if isinstance(node, ast.Name) and isinstance(names.get(node.id), (dict, list)):
@@ -322,7 +322,7 @@ def _takes(holder: Any, key: Any) -> bool:
 
 
 def _differ(names: Names, name: str, found: list[Any], line: int) -> None:
-    """Make a name that several bodies treat differently Unread. A dictionary keeps what they agree on."""
+    """Mark a name that several bodies treat differently as Unread. A dictionary keeps what they agree on."""
     held = names.get(name)
     if isinstance(held, dict) and all(isinstance(one, dict) for one in found):
         keys = {key: None for one in found for key in one}

@@ -191,7 +191,7 @@ class Reader(Expressions):
             return Unread(text_of(node), node.lineno)
 
     def _changing(self, of: dict[Any, Any] | list[Any], method: str, node: ast.Call, names: Mapping[str, Any]) -> Any:
-        """Follow a method that changes a dictionary or list. An unusual method spoils it, and so may an unknown argument."""
+        """Follow a method that changes a dictionary or list. An unusual method invalidates it, and so may an unknown argument."""
         call = self._made(method, node, names)
         given = call.positional
         result: Any = None

@@ -135,7 +135,7 @@ def _run(
             begun.append(run)
             under_way.write(trial, run)
 
-        done = _to_its_end(to_follow, started, say)
+        done = _run_to_completion(to_follow, started, say)
         try:
             outcome = done.outcome()
             if done.state != records.COMPLETED:
@@ -161,7 +161,7 @@ def _planned(job: Job, on: str) -> Plan:
     return check(plan(with_own_checkpoints(job, "study"), on=on))
 
 
-def _to_its_end(planned: Plan | Run, started: Callable[[Run], None], say: Say) -> Run:
+def _run_to_completion(planned: Plan | Run, started: Callable[[Run], None], say: Say) -> Run:
     """Start a plan, or wait for a run. If this process is interrupted, the run is stopped first."""
 
     def interrupted() -> None:

@@ -64,7 +64,7 @@ def _losses(largest: Size, first: Size) -> str:
 
 
 def _without_crowding(line: Line, model: ScalingModel | None) -> str:
-    """The efficiency of the largest size if its hosts did not share one machine; "" if sharing cost no time."""
+    """The efficiency of the largest size if its hosts did not share one machine; "" if sharing was not seen to cost time."""
     first = line.first
     if model is None or not model.crowding or first is None:
         return ""

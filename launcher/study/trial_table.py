@@ -122,7 +122,7 @@ def _text(value: Any) -> str:
 
 
 def _value(text: str) -> str | float | int | None:
-    """The value behind `_text`."""
+    """The value that `_text` wrote."""
     for kind in (int, float):
         with suppress(ValueError):
             number: float | int = kind(text)

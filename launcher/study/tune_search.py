@@ -228,7 +228,7 @@ class Search:
     def _neighbours(self, step: Step) -> Iterator[Proposal]:
         """Numbers near one that helped: twice or half of it, or its geometric mean with the next known one; first in the direction that
         helped. If its own trial shows the direction of the limit, only that one. None if that trial finds nothing that a loader's
-        numbers affect."""
+        numbers affect and steps hardly wait for data."""
         setting, now = step.proposal.setting, step.proposal.value
         if setting not in NUMBERS or not _is_count(now):
             return

@@ -83,7 +83,7 @@ def tune(
             found = f"{max_cost:g}: what a command costs is not known"
             raise mistake("--max-cost", found, "leave it out; --minutes and --trials limit it")
     file = Path(table) if table is not None else _own_file(subject, smoke)
-    ceiling = _tell_the_price(subject, trials, max_cost, say)
+    ceiling = _report_price(subject, trials, max_cost, say)
     with held(file), engine.what_stays(say) as begun:
         known = TrialTable(file, KEYS, MEASURED, subject.conditions(), subject.commit)
         say(
@@ -117,7 +117,7 @@ def _own_file(subject: Subject, smoke: bool) -> Path:
     return records.store() / "studies" / f"{name}-{subject.on}{'-smoke' if smoke else ''}.csv"
 
 
-def _tell_the_price(subject: Subject, trials: int, max_cost: float | None, say: Say) -> float | None:
+def _report_price(subject: Subject, trials: int, max_cost: float | None, say: Say) -> float | None:
     """US dollars that a trial costs at most; None: free, or unknown.
 
     Raises:

@@ -231,7 +231,7 @@ class CommandSubject(Subject):
 
     @property
     def _without_secrets(self) -> list[str]:
-        """The command without its secrets; each redacted word has a checksum, since it may hold more than a secret."""
+        """The command without its secrets; each redacted word has the command's checksum, since it may hold more than a secret."""
         pairs = zip(redact_command(self.command), self.command)
         checksum = hashlib.sha256(json.dumps([*self.command]).encode()).hexdigest()[:8]
         return [shown if shown == word else f"{shown} ({checksum})" for shown, word in pairs]

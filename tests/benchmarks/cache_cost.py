@@ -1,4 +1,4 @@
-"""What a label bank costs per batch: reading, checking and decoding its logits, or filling it beyond the teacher's own pass. `make bench-bank`.
+"""What a label bank costs per batch: reading, checking and decoding its logits, or filling it beyond the teacher's pass. `make bench-bank`.
 
 1,000 classes, the 10 largest logits of each, the files in the page cache. All of `TeacherCache.answers` is measured; when filling, with a
 teacher that answers at once. Filling's share is of a step of a small student alone, without any teacher: of a real step it is less.

@@ -2,7 +2,7 @@
 
 Two teachers of 64 × 64 pixels: one of drawn shapes, four classes, which it nearly always finds, with sharp edges; and one of cut-out pictures
 of 20 kinds on photographs, most of which it does not find. Students are the teacher's own answers, blurred: one as is, and one with added
-noise. The bank's code is compared with keeping only the largest logits of each pixel, exact, with the rest spread evenly, as image records
+noise. The bank's code is compared with keeping only the largest logits of each place, exact, with the rest spread evenly, as image records
 do. About 5 minutes.
 """
 
@@ -50,7 +50,7 @@ def pictures(target: Path) -> None:
 
 
 def even(logits: torch.Tensor, top_k: int) -> torch.Tensor:
-    """The largest logits of each pixel as they are, and the rest spread evenly."""
+    """The largest logits of each place as they are, and the rest spread evenly."""
     kept, classes = logits.topk(top_k, dim=1)
     others = logits.scatter(1, classes, -math.inf).logsumexp(1, keepdim=True) - math.log(logits.shape[1] - top_k)
     return others.expand_as(logits).scatter(1, classes, kept)

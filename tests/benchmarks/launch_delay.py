@@ -1,9 +1,9 @@
-"""What decoding costs the thread that launches kernels: 16 workers of each kind beside it, on the simulated accelerator. `make bench-workers`.
+"""What decoding costs the thread that launches kernels, beside 16 workers of each kind on the simulated accelerator. `make bench-workers`.
 
-A step takes a batch from the kit's own loader, of JPEGs of 400 x 300 pixels, and launches 500 kernels of 60 microseconds of a core each; two
-steps fit into the device's queue. Each worker type trains in its own process, in turns, round after round; the first repeats one batch, so
-nothing else runs. The launching itself is timed; the delay is how much longer it takes than the first's. No memory is pinned, since there is no
-driver: beside a GPU, processes would also have a thread of the training process copy each batch into pinned memory.
+A step takes a batch from the kit's own loader, of JPEGs of 400 x 300 pixels, and launches 500 kernels of 60 microseconds of a core each;
+two steps fit into the device's queue. Each worker type trains in its own process, in turns, round after round; the first repeats one
+batch, so nothing else runs. The launching itself is timed; the delay is how much longer it takes than the first's. No memory is pinned,
+since there is no driver: beside a GPU, processes would also have a thread of the training process copy each batch into pinned memory.
 """
 
 from __future__ import annotations

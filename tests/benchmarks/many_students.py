@@ -1,4 +1,4 @@
-"""Five students that share a teacher's pass, beside five single-student runs without a teacher plus the teacher's pass. `make bench-students`.
+"""Five students that share a teacher's pass, beside five single-student runs without a teacher plus that pass. `make bench-students`.
 
 Each is the kit's own loop on real JPEGs (`launcher prepare photos`), decoded, cropped and flipped by threads, and takes its turn of a few
 optimizer steps, round after round, each round starting with another. The job of five decodes and asks the teacher once; a run of one

@@ -113,7 +113,7 @@ MAIN = 'if __name__ == "__main__":\n    main()\n'
 
 
 def on_a_device(tool: str, script: Path, arguments: list[str], folder: Path) -> list[str]:
-    """The command with which a tool watches the simulated accelerator's script, which is written to the folder as its user would change it."""
+    """The command with which a tool watches the simulated accelerator's script; writes it to the folder as its user would change it."""
     text = script.read_text(encoding="utf-8")
     watched = {MAIN: GPUPROF.format(**gpuprof_places(folder), run="    main()")} if tool == "gpuprof" else TRACEML_LOOP
     given = f"import sys\nsys.path.insert(0, {str(script.parent)!r})\nsys.argv[1:] = {arguments!r}\n"

@@ -20,7 +20,7 @@ NAMES = ("china.jpg", "flower.jpg")
 
 
 def part_of_a_photograph(rng: random.Random) -> Image.Image:
-    """400 x 300 pixels, resized from a part with 40 to 95 % of a photograph's width."""
+    """400 x 300 pixels, resized from a part with 40 to 88 % of a photograph's width."""
     image = Image.open(PHOTOGRAPHS / rng.choice(NAMES))
     wide = round(image.width * rng.uniform(0.4, 0.88))
     high = wide * 3 // 4

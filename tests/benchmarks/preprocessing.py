@@ -246,17 +246,17 @@ class Contestant:
 
 
 def _serve(pipe: Connection, make: Callable[[], BatchSizes]) -> None:
-    contestant = make()
+    batches_made = make()
     while (asked := pipe.recv()) is not None:
         batches, before = asked
         for _ in range(before):
-            next(contestant)
+            next(batches_made)
         cpu, wall = _computed(), time.perf_counter()
-        made = sum(next(contestant) for _ in range(batches))
+        made = sum(next(batches_made) for _ in range(batches))
         wall = time.perf_counter() - wall
         _rest()
         pipe.send(((_computed() - cpu) / made, wall / made))
-    contestant.close()
+    batches_made.close()
 
 
 def _computed() -> float:
@@ -419,7 +419,7 @@ def fidelity(crops: int) -> str:
         ):
             found = []
             for view in range(views):
-                pair = [contestant.varied(ImageFile(lambda content=content: content, partial(str, name)), size, 3, Augmentation(area, area < 1), random.Random(f"{name}/{view}")) for contestant in (fast, reference)]  # fmt: skip
+                pair = [pipeline.varied(ImageFile(lambda content=content: content, partial(str, name)), size, 3, Augmentation(area, area < 1), random.Random(f"{name}/{view}")) for pipeline in (fast, reference)]  # fmt: skip
                 error = np.square(pair[0].astype(float) - pair[1]).mean()
                 found.append(10 * np.log10(255**2 / max(error, 1e-9)))
             cells.append(f"{min(found):.1f}" if views == 1 else f"{min(found):.1f} · {statistics.median(found):.1f}")

@@ -293,7 +293,7 @@ def of_job(data: Path, port: int, asked: argparse.Namespace) -> Iterator[Row]:
 
 
 def train(data: Path, port: int, settings: Mapping[str, Any]) -> tuple[float, float, float]:
-    """Images/s after the first steps, their share of waiting for images, and seconds of the whole run."""
+    """Images/s after the first steps, the share of those steps spent waiting for images, and seconds of the whole run."""
     cores = {TRAINERS[0]: TRAINER_CORE} | ({SERVER: SERVER_CORE} if settings["worker_type"] == "remote" else {})
     groups = {name: {"instance_group_name": name, "hosts": [host]} for name, host in zip(("trainer", "servers"), cores)}
     with tempfile.TemporaryDirectory(dir=data.parent) as name:

@@ -232,7 +232,7 @@ def test_teachers_that_answer_on_grids_of_their_own_have_no_mean_that_could_be_k
     members = frozen.load(
         channels / "teacher", NAMES, channels=3, image_size=(64, 64), pixels=True, upsampled=False
     ).members
-    coarse = segmenter.build("resnet10t", {**WIDE, "output_stride": 32}, 5, decoder_channels=8, enlarges=False)
+    coarse = segmenter.build("resnet10t", {**WIDE, "output_stride": 32}, 5, decoder_channels=8, upsamples=False)
     coarse.model.used = coarse.model.used[1:]
     for parts in (coarse.model.lateral, coarse.model.smooth):
         del parts[0]

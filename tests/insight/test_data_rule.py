@@ -344,10 +344,10 @@ def test_cores_that_other_programs_have_are_no_reason_against_more_workers():
     assert "outside" not in str(found.evidence) + str(found.fixes)
 
 
-@pytest.mark.parametrize(("cores", "oversubscribed"), [(0.7, False), (0.9, True)])
-def test_programs_that_use_less_than_a_tenth_of_the_cores_are_not_told(cores, oversubscribed):
+@pytest.mark.parametrize(("cores", "programs_take_cores"), [(0.7, False), (0.9, True)])
+def test_programs_that_use_less_than_a_tenth_of_the_cores_are_not_told(cores, programs_take_cores):
     found = asked(with_programs(waiting(0.4, gpu=60, busy=7.9, settings={"num_workers": 7}), gcc=cores))
-    assert found.kind == "data_bound" and ("gcc" in str(found.evidence)) == oversubscribed == (
+    assert found.kind == "data_bound" and ("gcc" in str(found.evidence)) == programs_take_cores == (
         "gcc" in str(found.fixes)
     )
 

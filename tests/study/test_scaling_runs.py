@@ -61,7 +61,7 @@ def test_no_trial_goes_on_from_another_ones_checkpoint_or_from_the_trainings(mon
     monkeypatch.setattr(engine, "start", planned.append)
     values = {"name": "it", "script": "train_classifier.py", "hyperparameters": {"model": "resnet18"}}
     for job in (values, {**values, "checkpoints": "s3://bucket/it/"}, {**values, "checkpoints": "s3://bucket/it/"}):
-        engine._to_its_end(engine._planned(launcher.from_values(job), "process"), lambda run: None, print)
+        engine._run_to_completion(engine._planned(launcher.from_values(job), "process"), lambda run: None, print)
     none, first, second = (one.job.checkpoints for one in planned)
     assert none is None and first.s3 != second.s3
     assert re.fullmatch(r"s3://bucket/study-[0-9a-f]{8}/it", first.s3), "below it, all would be copied to hosts of it/"

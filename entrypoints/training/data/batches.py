@@ -302,7 +302,7 @@ class EvaluationBatches(Sampler[list[SampleKey]]):
 
 
 def nearest_divisors(number: int, size: int) -> str:
-    """The nearest divisors of `number` below and above a `size` that is not one."""
+    """The nearest divisors of `number` below and above a `size` that does not divide it."""
     divisors = [divisor for divisor in range(1, number + 1) if number % divisor == 0]
     below, above = ([d for d in divisors if d < size][-1:], [d for d in divisors if d > size][:1])
     return " or ".join(map(str, below + above))

@@ -20,7 +20,7 @@ class Arrangement(NamedTuple):
     windows: np.ndarray
     """int64 (images,): only pairs within one window change places when the view is drawn again."""
     streams: np.ndarray
-    """int64 (images,): within a batch, images of one stream keep their places and are sorted by lane there."""
+    """int64 (images,): within a batch, the images of one stream share the same places and are sorted by lane there."""
     lanes: np.ndarray
     """int64 (images,)."""
 

@@ -53,8 +53,8 @@ def choose(
     *,
     views: int = 1,
 ) -> Workers:
-    """As many workers as the settings ask for or, with auto, as there are cores for unless images cost too little. The same number in every
-    process. A collective.
+    """As many workers as the settings ask for or, with auto, as there are cores for, unless images cost too little. The same number in
+    every process. A collective.
 
     Args:
         images: the training images, indexed by a SampleKey.

@@ -1,4 +1,4 @@
-"""Fits the micro-batch to the memory that a whole step takes, and opens the loaders for it."""
+"""Chooses the micro-batch size, the most images at once that a whole step has memory for, and opens the loaders for it."""
 
 from __future__ import annotations
 

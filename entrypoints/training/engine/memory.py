@@ -296,7 +296,7 @@ def as_tried(
     a segmenter's forward pass kept 249 MiB per image, and its step held 315; a ViT-S's 31.8 and 32.1 (docs/results/gpu.md).
 
     Args:
-        now, without: as `measure` gives them; unchanged if the few images do not fit, or if a relational loss grows otherwise.
+        now, without: as `measure` gives them; unchanged if the few images do not fit, or if a relational loss grows with pairs or triples.
         most: the most images that pass through the model at once; below 8, no difference is taken.
     """
     few, more = (min(count, most) for count in TRIED)
@@ -329,7 +329,8 @@ def choose_batch_size(
     trial: StepTrial,
     before: int | None = None,
 ) -> int:
-    """Choose how many images each process passes through the model at once; log what a step holds and each setting saves. A collective.
+    """Choose how many images each process passes through the model at once; log what a step holds and what each setting saves.
+    A collective.
 
     With `auto` on a GPU, a whole step is tried before the first one; if memory runs out, the next smaller divisor of the share follows.
 

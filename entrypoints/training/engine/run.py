@@ -47,7 +47,7 @@ class Run:
     profiler: SageMakerProfiler
     arithmetic: Arithmetic
     servers: ImageServers | None = None
-    """If other hosts make the job's training images."""
+    """The servers, if other hosts make the job's training images. None: they do not."""
 
 
 @contextlib.contextmanager

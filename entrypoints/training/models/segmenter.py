@@ -27,7 +27,7 @@ class Segmenter(nn.Module):
     Smaller in one respect: each scale passes one 3 × 3 convolution before it is enlarged, not one per doubling. The
     decoder's normalisation looks at one image at a time, so it does not depend on how many images a process gets.
 
-    Takes normalised images (batch, channels, height, width), gives logits (batch, classes, height, width); without `enlarges`,
+    Takes normalised images (batch, channels, height, width), gives logits (batch, classes, height, width); without `upsamples`,
     on the grid of the finest features that are used (batch, classes, rows, columns).
     """
 
@@ -37,7 +37,7 @@ class Segmenter(nn.Module):
         classes: int,
         channels: int,
         *,
-        enlarges: bool = True,
+        upsamples: bool = True,
         undecayed: Collection[str] = (),
     ):
         """
@@ -47,7 +47,7 @@ class Segmenter(nn.Module):
         """
         super().__init__()
         self._undecayed = frozenset(f"encoder.{name}" for name in undecayed)
-        self.encoder, self.enlarges = encoder, enlarges
+        self.encoder, self.upsamples = encoder, upsamples
         strides, widths = encoder.feature_info.reduction(), encoder.feature_info.channels()
         self.used = [level for level, stride in enumerate(strides) if stride >= FINEST_STRIDE]
         self.channels_last = getattr(encoder, "output_fmt", None) == "NHWC"  # Swin and its kin
@@ -75,7 +75,7 @@ class Segmenter(nn.Module):
         return [features[level].permute(0, 3, 1, 2) if self.channels_last else features[level] for level in self.used]
 
     def decoded(self, levels: list[torch.Tensor], size: torch.Size) -> torch.Tensor:
-        """The logits of images of this height and width from their features; as large as the images if it `enlarges`."""
+        """The logits of images of this height and width from their features; as large as the images if it `upsamples`."""
         finest = levels[0].shape[-2:]
         merged = self.lateral[-1](levels[-1])
         total = _enlarge(self.smooth[-1](merged), finest)
@@ -83,7 +83,7 @@ class Segmenter(nn.Module):
             merged = lateral(level) + F.interpolate(merged, size=level.shape[-2:], mode="nearest")
             total = total + _enlarge(smooth(merged), finest)
         logits: torch.Tensor = self.classifier(total)
-        return _enlarge(logits, size) if self.enlarges else logits
+        return _enlarge(logits, size) if self.upsamples else logits
 
 
 def build(
@@ -93,7 +93,7 @@ def build(
     *,
     decoder_channels: int,
     pretrained: bool = False,
-    enlarges: bool = True,
+    upsamples: bool = True,
 ) -> timm_models.Normalized:
     """A segmenter for N classes.
 
@@ -103,7 +103,7 @@ def build(
         classes: logits per pixel.
         decoder_channels: a multiple of 4.
         pretrained: start the encoder from timm's published weights.
-        enlarges: gives logits as large as the images; else on the grid of its finest features.
+        upsamples: gives logits as large as the images; else on the grid of its finest features.
 
     Raises:
         ValueError: as `timm_models.create`, or all features of the encoder have one scale.
@@ -116,7 +116,7 @@ def build(
             "such as resnet50, mobilenetv3_large_100 or convnext_tiny"
         )
     undecayed = _undecayed(name, options, encoder)
-    model = Segmenter(encoder, classes, decoder_channels, enlarges=enlarges, undecayed=undecayed)
+    model = Segmenter(encoder, classes, decoder_channels, upsamples=upsamples, undecayed=undecayed)
     return timm_models.normalize(model, encoder.pretrained_cfg, options)
 
 

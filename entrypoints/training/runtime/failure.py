@@ -117,7 +117,7 @@ def failure_file(path: Path) -> Iterator[None]:
         yield
     except Exception as error:
         text = describe(error, os.environ.get("RANK") or os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
-        if _is_foretold(path):
+        if _is_pending(path):
             path.unlink(missing_ok=True)
         _write_first(path, text)
         raise
@@ -156,7 +156,7 @@ def _write_first(path: Path, text: str) -> None:
         path.unlink(missing_ok=True)
 
 
-def _is_foretold(path: Path) -> bool:
+def _is_pending(path: Path) -> bool:
     try:
         return path.read_text(encoding="utf-8").endswith(PENDING)
     except OSError:

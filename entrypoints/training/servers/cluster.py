@@ -99,7 +99,7 @@ def servers_of(one: Mapping[str, Any]) -> list[tuple[str, int]]:
 
 
 def share(names: Sequence[str], rank: int, size: int) -> list[str]:
-    """The servers that one of `size` training processes asks: all if there are few, else AT_MOST or more, so that each is asked by some.
+    """The servers that one of `size` training processes asks: all if few, else AT_MOST or more, so that each has a process that asks it.
 
     Each process may hold a connection to each of its servers: 1,024 processes and all of 2,048 servers would have two million.
     """

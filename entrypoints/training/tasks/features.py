@@ -134,7 +134,7 @@ def with_feature_loss(
 def _kept_by_loss(
     trainable: nn.Module, taught: torch.Size, how: FeatureSettings, image: torch.Tensor
 ) -> tuple[float, float, float]:
-    """As `memory.loss_bytes`, for features of an image's shape."""
+    """As `memory.loss_bytes`, for features of the shape that one image's have."""
     assert isinstance(trainable, WithFeatures), "the settings made it one with features"
     own = trainable.feature_shape(image)
 

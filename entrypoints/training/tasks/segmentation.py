@@ -113,7 +113,7 @@ def pixel_layout(
     """The layout in which a label bank keeps a teacher's answers.
 
     Args:
-        teacher: its logits are not enlarged.
+        teacher: its logits are not upsampled.
         image: uint8 (1, channels, height, width), on the teacher's device.
 
     Raises:

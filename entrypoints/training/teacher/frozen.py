@@ -328,7 +328,7 @@ def _read_segmenter(
             "the same image_size"
         )
     model = segmenter.build(
-        name, options, len(classes), decoder_channels=description.decoder["channels"], enlarges=upsampled
+        name, options, len(classes), decoder_channels=description.decoder["channels"], upsamples=upsampled
     )
     with _fits(file, f"{name} with {dict(options)}, {description.decoder} and {len(classes)} classes"):
         model.model.load_state_dict(read_weights(file))

@@ -27,7 +27,7 @@ from launcher.insight.gains import bounded, estimated
 from launcher.insight.length import epoch_steps
 from launcher.insight.rules.images import cheaper_images, gain_of_cheaper_images
 from launcher.insight.rules.neighbours import numbers as neighbour_numbers
-from launcher.insight.rules.neighbours import outside, oversubscribes, programs, without_programs
+from launcher.insight.rules.neighbours import outside, programs, programs_take_cores, without_programs
 from launcher.insight.rules.pauses import after_epoch_firsts, epoch_start_share
 from launcher.insight.rules.storage import disks_are_waited_for, slow_storage
 from launcher.insight.rules.workers import (
@@ -135,7 +135,7 @@ def _blocked(evidence: Evidence, cores: float) -> bool:
 
 def _turn(evidence: Evidence) -> float:
     """Share of a core that an always runnable task gets: less than all of it if tasks of other programs wait for cores too."""
-    ready = runnable_per_core(evidence) if oversubscribes(evidence) else None
+    ready = runnable_per_core(evidence) if programs_take_cores(evidence) else None
     return 1.0 if ready is None else 1.0 / max(1.0, ready)
 
 
@@ -162,7 +162,7 @@ def _numbers(evidence: Evidence, wait: float | None) -> list[str]:
         numbers.append(f"each worker keeps at most {evidence.worker_use:.2f} cores busy")
     if evidence.waiting_cores is not None:
         numbers.append(f"{evidence.waiting_cores:.1f} cores wait for disks (I/O wait)")
-    if oversubscribes(evidence):
+    if programs_take_cores(evidence):
         numbers.append(f"programs outside the run use {outside(evidence):.1f} of its cores ({programs(evidence)})")
     spinning = spinning_cores(evidence)
     if spinning >= 0.5:
@@ -280,7 +280,7 @@ def _too_few_workers(evidence: Evidence, wait: float, room: float, sensible: int
         wanted = min(sensible, math.ceil(wait / busy * 1.1))
         loader = wait / wanted
     spins = spinning_cores(evidence) > 0
-    shared = oversubscribes(evidence) and (evidence.busy or 0.0) >= CROWDED
+    shared = programs_take_cores(evidence) and (evidence.busy or 0.0) >= CROWDED
     free = "more would get a part of the cores that other programs use" if shared else "cores are free for more"
     cause = f"the workers are busy, and {free}"
     if workers is None:

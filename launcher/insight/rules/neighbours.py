@@ -97,14 +97,14 @@ def outside(evidence: Evidence) -> float:
     return neighbours(evidence).get(PROGRAMS, 0.0)
 
 
-def oversubscribes(evidence: Evidence) -> bool:
+def programs_take_cores(evidence: Evidence) -> bool:
     """Whether programs outside the run use a noticeable part of the host."""
     return outside(evidence) >= NOTICEABLE * usable_cores(evidence) if evidence.hosts else False
 
 
 def without_programs(evidence: Evidence) -> tuple[Fix, ...]:
     """Advice to end those programs, if they crowd the host."""
-    return (_fixes(PROGRAMS, evidence)[0],) if oversubscribes(evidence) else ()
+    return (_fixes(PROGRAMS, evidence)[0],) if programs_take_cores(evidence) else ()
 
 
 def programs(evidence: Evidence) -> str:

@@ -11,7 +11,7 @@ from launcher.insight.contention import usable_cores
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding, Fix
 from launcher.insight.rules.images import gain_of_quick_reads, shards
-from launcher.insight.rules.workers import oversubscribed
+from launcher.insight.rules.workers import workers_exceed_cores
 
 A_CORE = 2
 """Workers per core up to which more than twice today's are advised: what the storage gives is not known, and each takes memory."""
@@ -72,7 +72,7 @@ def slow_storage(evidence: Evidence, numbers: Sequence[str], wait: float | None,
                         why="more reads at a time: the storage has latency, not full bandwidth",
                     ),
                 )
-                if evidence.workers and not oversubscribed(evidence)
+                if evidence.workers and not workers_exceed_cores(evidence)
                 else ()
             ),
         ),

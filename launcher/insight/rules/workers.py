@@ -22,7 +22,7 @@ SWINGING = 1.5
 """Slow steps over quick ones from which steps swing. KT's six published iterations take from 9 to 32 s: 3.5."""
 
 
-def oversubscribed(evidence: Evidence) -> bool:
+def workers_exceed_cores(evidence: Evidence) -> bool:
     """Whether there are too many workers for the cores."""
     each = evidence.cores_each
     return bool(evidence.workers and each and evidence.workers >= max(TOO_MANY * each, each + 2))
@@ -41,7 +41,7 @@ def taken_by_workers(evidence: Evidence) -> float | None:
         return kept
     if suspected(evidence):
         return evidence.gpu_idle
-    if not oversubscribed(evidence) or evidence.busy is None or evidence.busy < 0.6:
+    if not workers_exceed_cores(evidence) or evidence.busy is None or evidence.busy < 0.6:
         return None
     wait, idle = evidence.share("data_wait") or 0.0, evidence.gpu_idle
     if wait >= NOTICEABLE:

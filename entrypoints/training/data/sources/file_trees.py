@@ -23,7 +23,7 @@ def walk(root: Path, onerror: Callable[[OSError], None] | None = None) -> Iterat
 
     Args:
         root: walked in any case, even if it is a link.
-        onerror: called with the error of a folder that cannot be listed, which is left out. None: nothing is.
+        onerror: called with the error of a folder that cannot be listed, which is left out. None: nothing is called.
 
     Yields:
         (folder, its folders, its files) from the root down. A folder removed from the second is not walked.
