@@ -59,6 +59,19 @@ def test_what_is_saved_comes_back_as_it_was(checkpoints, said):
         assert torch.equal(loaded.own[name], value) and loaded.own[name].dtype == value.dtype
 
 
+def test_a_step_is_written_once(checkpoints, tmp_path):
+    """A job that is stopped at the step of its last checkpoint has that one already, and so has one that resumed from it."""
+    kept = checkpoints()
+    kept.save(7, state(7), {})
+    manifest = tmp_path / "kept/step-00000007/manifest.json"
+    written = manifest.stat().st_ino
+    kept.save(7, state(7), {}, required=True)
+    resumed = checkpoints()
+    assert resumed.load().step == 7
+    resumed.save(7, state(7), {}, required=True)
+    assert manifest.stat().st_ino == written
+
+
 def test_without_a_folder_nothing_is_saved_and_nothing_found(said):
     nowhere = Checkpoints(None, ALONE, say=said.append)
     nowhere.save(1, state(1), {}, required=True)
