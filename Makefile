@@ -1,5 +1,5 @@
 # make quickstart   set up .venv, then train a teacher and distil it into a student (no AWS, no Docker)
-# make test         set up .venv, lint, then run the tests that are not slow (no Docker), as many at a time as there are cores, 4 at most (WORKERS=…)
+# make test         set up .venv, lint, then run the tests that are not slow (no Docker), two more at a time than there are cores, 6 at most (WORKERS=…)
 # make test-slow    set up .venv, then run the slow tests: more whole runs, longer searches, the notebooks, and those that need quiet cores alone (no Docker)
 # make lint         ruff, and mypy over launcher/ and entrypoints/
 # make audit        known vulnerabilities of the pinned packages; says so where PyPI's data are not at hand (.venv-audit)
@@ -20,7 +20,7 @@
 # make bench-insight    what the system monitor and the observer cost, and how fast the files are read
 # make bench-planted    a run with a bottleneck of each kind, its diagnosis, and what the fix brought (about 80 minutes)
 # make bench-planted-busy    the same runs and their diagnoses, without the fixes, beside a program that computes all the time (about 95 minutes)
-# make bench-planted-others    the harsher ones watched by TraceML and gpuprof, and judged by Debugger's rules (about 75 minutes)
+# make bench-planted-others    the harsher ones watched by TraceML and gpuprof, and judged by Debugger's rules (about two hours)
 # make bench-planted-foreign    the same kinds in scripts that know nothing of the kit: plain PyTorch, Lightning, Trainer, and on a simulated accelerator
 # make bench-tune       launcher tune beside an exhaustive grid of what it may change, on slow jobs (about 80 minutes; goes on where it was)
 # make mutants      each operator of the diagnosis's rules turned, one at a time: how many do the tests notice (about 5 minutes)
@@ -70,8 +70,8 @@ quickstart: $(INSTALLED)
 	@echo "      all runs, and one of them  $(LAUNCHER) runs    $(LAUNCHER) show quickstart"
 	@echo "      a real ViT as the teacher, images without labels, many students of one pass    docs/distillation.md"
 
-# one worker more than cores, as these tests also wait; those on the stand-in GPU by file: the ranks and runs that a file's tests share are made once
-test: WORKERS := $(shell echo $$(($(WORKERS) + 1)))
+# two workers more than cores, as these tests also wait; those on the stand-in GPU by file: the ranks and runs that a file's tests share are made once
+test: WORKERS := $(shell echo $$(($(WORKERS) + 2)))
 test: $(INSTALLED) lint
 	.ci/browser
 	$(PYTEST) --dist loadfile tests/device

@@ -55,7 +55,10 @@ def forward_sigterm(signals: int) -> None:
 
 
 def takes_sigterm(pid: int) -> bool:
-    """Whether a process has a handler for it: without one it would die of it. https://man7.org/linux/man-pages/man5/proc_pid_status.5.html"""
+    """Whether a process has a handler for SIGTERM, which would kill it otherwise.
+
+    https://man7.org/linux/man-pages/man5/proc_pid_status.5.html
+    """
     with open(f"/proc/{pid}/status") as status:
         [caught] = [line.split()[1] for line in status if line.startswith("SigCgt:")]
     return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)

@@ -26,10 +26,10 @@ def main(settings: LabellingSettings) -> None:
     if serves(settings):
         return serve(settings)
     with started(settings) as (settings, run):
-        environment, world, say = run.environment, run.world, run.report.say
+        environment, world, log = run.environment, run.world, run.report.log
         channels = settings.image_channels
         data = open_images(settings, environment, channels)
-        run.report.say_all(data.notes)
+        run.report.log_all(data.notes)
         run.record.passed("images")
         settings, run = decide_compiling(settings, run, answered=teacher_steps(settings, data))
         precision.choose_tf32(settings.precision, world.device)  # as in training, which uses these answers
@@ -42,9 +42,9 @@ def main(settings: LabellingSettings) -> None:
         loaders = labelling_loaders(data, memory_needed(teacher, data, world.device), bank.views, run)
         run.record.passed("memory")
         metrics = evaluate(teacher, held_out_for_teacher(settings, data, loaders, world), world)
-        taught = acceptance.accept(teacher, metrics, settings.min_teacher_accuracy, settings.teacher_number_format, say)
+        taught = acceptance.accept(teacher, metrics, settings.min_teacher_accuracy, settings.teacher_number_format, log)
         run.record.passed("teacher")
-        say(bank.say())
+        log(bank.summary())
         deliver_bank(bank, label(asked_of(teacher, settings), bank, loaders, run), data, run, taught)
 
 

@@ -20,7 +20,7 @@ from training.settings.segmentation import PixelLabellingSettings
 from training.tasks.distillation import teacher_steps
 from training.tasks.features import asked_of
 from training.tasks.labelling import deliver_bank, label, labelling_loaders, memory_needed
-from training.tasks.segmentation import load_teacher, measured, open_cache
+from training.tasks.segmentation import load_teacher, measured, open_cache, whole_images
 from training.teacher import acceptance
 from training.teacher.pixel_records import PixelLayout
 
@@ -29,7 +29,7 @@ def main(settings: PixelLabellingSettings) -> None:
     if serves(settings):
         return serve(settings)
     with started(settings) as (settings, run):
-        environment, world, say = run.environment, run.world, run.report.say
+        environment, world, log = run.environment, run.world, run.report.log
         channels = settings.model_options.get("in_chans", 3)
         data = open_data(
             environment.channel("train"),
@@ -38,7 +38,7 @@ def main(settings: PixelLabellingSettings) -> None:
             channels,
             output=environment.output_data_dir,
         )
-        run.report.say_all(data.notes)
+        run.report.log_all(data.notes)
         run.record.passed("images")
         settings, run = decide_compiling(settings, run, answered=teacher_steps(settings, data))
         precision.choose_tf32(settings.precision, world.device)  # as in training, which uses these answers
@@ -47,15 +47,16 @@ def main(settings: PixelLabellingSettings) -> None:
         bank = open_cache(settings, teacher, data, environment, world)
         run.record.passed("label_bank")
         assert bank is not None and isinstance(bank.layout, PixelLayout), "as the settings say"
-        count_arithmetic(run, example(data, world.device), [], teacher.counted)
-        loaders = labelling_loaders(
-            data, memory_needed(teacher, data, world.device, bank.layout.packing_bytes), bank.views, run
-        )
+        image = example(data, world.device)
+        count_arithmetic(run, image, [], teacher.counted)
+        needed = memory_needed(teacher, data, world.device, bank.layout.packing_bytes)
+        whole = whole_images(settings, image, teacher=teacher)
+        loaders = labelling_loaders(data, needed, bank.views, run, whole)
         run.record.passed("memory")
         found = measured(teacher, loaders.validation, settings, data.classes, world)
-        taught = acceptance.accept(teacher, found, settings.min_teacher_miou, settings.teacher_number_format, say)
+        taught = acceptance.accept(teacher, found, settings.min_teacher_miou, settings.teacher_number_format, log)
         run.record.passed("teacher")
-        say(bank.say())
+        log(bank.summary())
         deliver_bank(bank, label(asked_of(teacher, settings), bank, loaders, run), data, run, taught)
 
 

@@ -33,7 +33,7 @@ def main(settings: ClassifierSettings) -> None:
         return serve(settings)
     with started(settings) as (settings, run):
         require_packages(settings)
-        environment, world, say = run.environment, run.world, run.report.say
+        environment, world, log = run.environment, run.world, run.report.log
         torch.manual_seed(settings.seed)
         open_images = partial(
             open_data,
@@ -43,12 +43,12 @@ def main(settings: ClassifierSettings) -> None:
             output=environment.output_data_dir,
         )
         data = open_images(settings)
-        run.report.say_all(data.notes)
+        run.report.log_all(data.notes)
         run.record.passed("images")
         model = start.build(settings.model, settings.model_options, data.classes, settings.pretrained, environment)
         if settings.trained_layers == "head":
             model.train_head_alone()
-        say(f"model {settings.model}: {timm_models.parameter_count(model):,} parameters, {len(data.classes)} classes")
+        log(f"model {settings.model}: {timm_models.parameter_count(model):,} parameters, {len(data.classes)} classes")
         steps = total_steps(settings, data.epoch_images)
         settings, run = decide_compiling(settings, run, trained=steps)
         state = prepare(model, settings, steps, world)
@@ -57,7 +57,7 @@ def main(settings: ClassifierSettings) -> None:
         now, without = memory.measure([state], data)
         bare = Classification(state.model, settings.label_smoothing, Timeline(world.device))
         opened = fitting_loaders(bare, [state], data, now, without, run)
-        loaders = opened(settings, say=say)
+        loaders = opened(settings, log=log)
         run.record.passed("memory")
         probed = {}
         if settings.probe_input_images:
@@ -68,9 +68,7 @@ def main(settings: ClassifierSettings) -> None:
             probed = probe.input_alone(alone, settings.probe_input_images, world, crowd=alone.crowd)
             del alone  # and its worker processes
         if settings.repeat_batch:
-            say(
-                "repeat_batch: every step gets the first batch again; this run measures the model and teaches it nothing"
-            )
+            log("repeat_batch: every step repeats the first batch; this run measures the model and teaches it nothing")
             loaders = replace(loaders, train=probe.RepeatedBatch(loaders.train))
         task = Classification(state.trained, settings.label_smoothing, run.timeline)
         if settings.probe_seconds:

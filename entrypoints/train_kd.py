@@ -48,10 +48,10 @@ def main(settings: DistillationSettings) -> None:
         return serve(settings)
     with started(settings) as (settings, run):
         require_packages(settings)
-        environment, world, say = run.environment, run.world, run.report.say
+        environment, world, log = run.environment, run.world, run.report.log
         channels = settings.image_channels
         data = open_images(settings, environment, channels)
-        run.report.say_all(data.notes)
+        run.report.log_all(data.notes)
         run.record.passed("images")
         steps, image = total_steps(settings, data.epoch_images), memory.example(data, world.device)
         teacher = remote = None
@@ -66,7 +66,7 @@ def main(settings: DistillationSettings) -> None:
             remote = ask_servers(settings, data, channels, run)
         elif asks:
             teacher = load_teacher(settings, environment, data.classes, channels).to(world.device)
-        students = Students(each, teacher, data.classes, environment, image, steps, world, say)
+        students = Students(each, teacher, data.classes, environment, image, steps, world, log)
         states = students.states
         run.record.passed("models")
         count_arithmetic(run, image, [state.counted for state in states], teacher.counted if teacher else ())
@@ -76,20 +76,21 @@ def main(settings: DistillationSettings) -> None:
             cached = settings.teacher_cache is not None
             now, without = with_teacher(now, without, teacher, settings, image, cached=cached)
         distillation = partial(Distillation, labelled_share=data.labelled_share)
-        bare = distillation(students.bare, teacher and teacher.eager(), timeline=Timeline(world.device))
         layout = remote.layout if remote else None
         views = settings.teacher_cache.views if settings.teacher_cache else None
         if bank is not None and settings.probe_seconds:
             views = settings.views_per_decode  # the first ones: the probe repeats one batch of these
+        bare = distillation(students.bare, teacher and teacher.eager(), timeline=Timeline(world.device))
         opened = fitting_loaders(bare, states, data, now, without, run, views=views)
-        loaders = opened(settings, say=say)
+        del bare  # it holds what it answered last
+        loaders = opened(settings, log=log)
         run.record.passed("memory")
         features.require_enough(settings, loaders.train_batches.batch_size_per_device)
         cache = taught = None
         if bank is not None:
             bank.require_answers(loaders.train_batches, steps)
             cache, taught = bank.cache, bank.about()
-            say(bank.say())
+            log(bank.summary())
         if settings.probe_seconds:  # without a cache that a teacher fills: the probe measures the filling pass
             task = distillation(students.trained, teacher, cache, timeline=run.timeline, layout=layout)
             alone = distillation(students.trained, timeline=run.timeline) if teacher else None
@@ -101,14 +102,14 @@ def main(settings: DistillationSettings) -> None:
             teacher_logits = []
             metrics = evaluate(asked, held_out_for_teacher(settings, data, loaders, world), world, keep=teacher_logits)
             taught = acceptance.accept(
-                asked, metrics, settings.min_teacher_accuracy, settings.teacher_number_format, say
+                asked, metrics, settings.min_teacher_accuracy, settings.teacher_number_format, log
             )
             run.record.passed("teacher")
         if teacher is not None:
             cache = open_cache(settings, teacher, data, environment, world)
             run.record.passed("label_bank")
             if cache is not None:
-                say(cache.say())
+                log(cache.summary())
         if taught is not None:
             run.checkpoints.belong_to(acceptance.identity(taught))
         task = distillation(students.trained, teacher, cache, timeline=run.timeline, layout=layout)

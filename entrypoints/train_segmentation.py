@@ -32,7 +32,7 @@ from training.settings.segmentation import SegmentationSettings
 from training.tasks import features, overlays
 from training.tasks.distillation import teacher_steps, with_teacher
 from training.tasks.evaluation import describe_classes, evaluate_pixels
-from training.tasks.segmentation import Segmentation, load_teacher, measured, open_cache
+from training.tasks.segmentation import Segmentation, load_teacher, measured, open_cache, whole_images
 from training.teacher import acceptance
 
 
@@ -40,7 +40,7 @@ def main(settings: SegmentationSettings) -> None:
     if serves(settings):
         return serve(settings)
     with started(settings) as (settings, run):
-        environment, world, say = run.environment, run.world, run.report.say
+        environment, world, log = run.environment, run.world, run.report.log
         torch.manual_seed(settings.seed)
         channels = settings.model_options.get("in_chans", 3)
         data = open_data(
@@ -50,7 +50,7 @@ def main(settings: SegmentationSettings) -> None:
             channels,
             output=environment.output_data_dir,
         )
-        run.report.say_all(data.notes)
+        run.report.log_all(data.notes)
         run.record.passed("images")
         model = segmenter.build(
             settings.model,
@@ -59,7 +59,7 @@ def main(settings: SegmentationSettings) -> None:
             decoder_channels=settings.decoder_channels,
             pretrained=settings.pretrained,
         )
-        say(f"{settings.model}: {timm_models.parameter_count(model):,} parameters, {settings.classes} classes")
+        log(f"{settings.model}: {timm_models.parameter_count(model):,} parameters, {settings.classes} classes")
         steps, image = total_steps(settings, data.epoch_images), memory.example(data, world.device)
         answered = teacher_steps(settings, data, steps) if settings.has_teacher else 0
         settings, run = decide_compiling(settings, run, trained=steps, answered=answered)
@@ -78,8 +78,10 @@ def main(settings: SegmentationSettings) -> None:
         alone = replace(world, rank=0, size=1)
         bare = Segmentation(state.trainable, teacher and teacher.eager(), settings, alone, Timeline(world.device))
         views = settings.teacher_cache.views if settings.teacher_cache else None
-        opened = fitting_loaders(bare, [state], data, now, without, run, views=views)
-        loaders = opened(settings, say=say)
+        whole = whole_images(settings, image, state=state, teacher=teacher)
+        opened = fitting_loaders(bare, [state], data, now, without, run, views=views, whole=whole)
+        del bare  # it holds what it answered last
+        loaders = opened(settings, log=log)
         run.record.passed("memory")
         features.require_enough(settings, loaders.train_batches.batch_size_per_device)
         task, untaught = (Segmentation(state.trained, one, settings, world, run.timeline) for one in (teacher, None))
@@ -98,19 +100,19 @@ def main(settings: SegmentationSettings) -> None:
         if teacher is not None:
             minimum, number_format = settings.min_teacher_miou, settings.teacher_number_format
             found = measured(teacher, loaders.validation, settings, data.classes, world)
-            taught = acceptance.accept(teacher, found, minimum, number_format, say)
+            taught = acceptance.accept(teacher, found, minimum, number_format, log)
             run.checkpoints.belong_to(acceptance.identity(taught))
             run.record.passed("teacher")
             cache = open_cache(settings, teacher, data, environment, world)
             run.record.passed("label_bank")
             if cache is not None:
-                say(cache.say())
+                log(cache.summary())
                 task = Segmentation(state.trained, teacher, settings, world, run.timeline, cache)
         outcome = train(task, measure, [state], loaders, steps, run)
         if cache is not None:
             cache.close()
         if outcome.validation:
-            say(describe_classes(outcome.validation[state.name]))
+            log(describe_classes(outcome.validation[state.name]))
         deliver(
             outcome,
             [Trained(state, settings.model, settings.model_options)],
@@ -125,7 +127,7 @@ def main(settings: SegmentationSettings) -> None:
             measured={"teacher": taught},
         )
         if world.is_first and not outcome.stopped:
-            overlays.save(state, environment.output_data_dir, data, settings, say)
+            overlays.save(state, environment.output_data_dir, data, settings, log)
 
 
 if __name__ == "__main__":

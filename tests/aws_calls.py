@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -21,6 +22,8 @@ class AwsCalls:
     """(service, operation), in order."""
     failures: dict[str, list[tuple[str, int, str]]] = field(default_factory=lambda: defaultdict(list))
     """Operation -> code, HTTP status and message of the next failures."""
+    during: dict[str, Callable[[], object]] = field(default_factory=dict)
+    """Operation -> what happens once its next request has been answered, before the caller gets the answer."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def fail(self, operation: str, code: str, times: int = 1, status: int = 400, message: str = "a test") -> None:
@@ -39,8 +42,12 @@ def aws_calls(monkeypatch) -> AwsCalls:
             calls.made.append((operation_model.service_model.service_name, operation_model.name))
             failures = calls.failures[operation_model.name]
             failure = failures.pop(0) if failures else None
+            happens = calls.during.pop(operation_model.name, None)
         if failure is None:
-            return send(endpoint, request, operation_model, context)
+            answer = send(endpoint, request, operation_model, context)
+            if happens is not None:
+                happens()
+            return answer
         code, status, message = failure
         metadata = {"HTTPStatusCode": status, "HTTPHeaders": {}}
         parsed = {"Error": {"Code": code, "Message": message}, "ResponseMetadata": metadata}

@@ -9,12 +9,15 @@ import sys
 import textwrap
 import time
 import weakref
+from argparse import Namespace
 from pathlib import Path
 
 import psutil
 import pytest
 
 import launcher
+from launcher.commands import foreground
+from launcher.commands.exit_codes import INTERRUPTED
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "entrypoints"))  # as the toolkit puts the code folder there
@@ -96,6 +99,24 @@ def interrupt():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield lambda *_: os.kill(os.getpid(), signal.SIGINT)
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def as_typed():
+    """Signals as a command finds them in a terminal, until the test is over."""
+    found = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in found.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def exit_code(plan: launcher.Plan, *, detach: bool = False) -> int:
+    """What `launcher run` exits with, as it starts this plan."""
+    try:
+        return foreground.start(plan, Namespace(detach=detach, max_cost=None, logs=False, all=False))
+    except KeyboardInterrupt:  # `main` does the same
+        return INTERRUPTED
 
 
 @pytest.fixture

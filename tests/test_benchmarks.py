@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import subprocess
 import sys
+from types import ModuleType
 
+import torch
+from training.engine import loop
+
+from tests.benchmarks.other_diagnosers import TRACEML_STEPS
 from tests.conftest import ROOT
+from tests.entrypoints import test_loop
 
 FOLDER = ROOT / "tests/benchmarks"
 
@@ -51,3 +58,23 @@ assert scale.goodput(0.04, 1024) > scale.goodput(1.4, 1024) > scale.goodput(1.4,
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=FOLDER, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_traceml_is_told_each_step_and_its_model(tmp_path, monkeypatch):
+    """The text that marks steps for it replaces two functions of the loop, whose arguments are none of a public interface."""
+    traced: list[torch.nn.Module] = []
+
+    @contextlib.contextmanager
+    def trace_step(model: torch.nn.Module):
+        traced.append(model)
+        yield
+
+    interface = ModuleType("traceml_ai.api")
+    interface.init, interface.trace_step = lambda: None, trace_step
+    for name, module in (("traceml_ai", ModuleType("traceml_ai")), ("traceml_ai.api", interface)):
+        monkeypatch.setitem(sys.modules, name, module)
+    for name in ("_step", "on_device"):
+        monkeypatch.setattr(loop, name, getattr(loop, name))  # so that they are put back
+    exec(TRACEML_STEPS, {})
+    trained = test_loop.run(tmp_path, batch_size_per_device=4)
+    assert trained.outcome.steps == len(traced) == 15 and set(traced) == {trained.model}

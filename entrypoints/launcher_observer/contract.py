@@ -42,7 +42,7 @@ def contract_value(environ: Mapping[str, str], name: str, default: Any) -> Any:
             found = json.loads((config / CONTRACT_FILES[name]).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             raise ValueError(
-                f"{name} is cut short or no JSON ({error}), and {config / CONTRACT_FILES[name]} cannot be read"
+                f"{name} is truncated or not JSON ({error}), and {config / CONTRACT_FILES[name]} cannot be read"
             ) from error
     if name == "SM_HOSTS":
         return found["hosts"]

@@ -19,7 +19,7 @@ REASONS = {
     "DecryptionFailure": "the role or user lacks kms:Decrypt for the secret's key",
     "EndpointConnectionError": "Secrets Manager cannot be reached: a VPC needs a NAT gateway or an endpoint for it",
     "ConnectTimeoutError": "Secrets Manager cannot be reached: a VPC needs a NAT gateway or an endpoint for it",
-    "NoCredentialsError": f"no AWS credentials: sign in as one who has {PERMISSION}",
+    "NoCredentialsError": f"no AWS credentials: sign in with an identity that has {PERMISSION}",
     "NoRegionError": "no region: give the secret's ARN, or set the job's region",
 }
 """Error of Secrets Manager or botocore -> what it means.
@@ -83,10 +83,10 @@ def _field(text: str, key: str | None) -> str:
         try:
             value: Any = json.loads(text)[key]
         except (ValueError, KeyError, TypeError):
-            raise _Unusable(f"it is no JSON object with the field {key}: correct `key`") from None
+            raise _Unusable(f"it is not a JSON object with the field {key}: correct `key`") from None
         text = value if isinstance(value, str) else json.dumps(value)
     if "\0" in text:
-        raise _Unusable("it holds a NUL character, which no environment variable can")
+        raise _Unusable("it holds a NUL character, which an environment variable cannot")
     return text
 
 

@@ -47,6 +47,7 @@ class Fetched:
         assert over is not None
         began, step.began, step.begin, step.cpu = step.began, over.time, over.moment, over.cpu
         step.data_wait, step.batches, step.samples, step.loader, step.epoch = 0.0, 0, 0, None, None
+        step.fed = {}
         if step.phases and step.phases[0][0] == "forward":
             step.phases[0] = ("forward", over.moment, over.moment)
         return began, over.time - began

@@ -44,7 +44,7 @@ def models_of(torch: Any, optimizer: Any) -> Iterator[tuple[Address, dict[str, A
             frozen += 1
             yield _called(model), _values(model, parameters)
     if best is not None:
-        yield _called(best), _values(best, list(torch.nn.Module.parameters(best)))
+        yield _called(best), {**_values(best, list(torch.nn.Module.parameters(best))), **_layers(torch, best)}
     else:
         yield here(), _values(None, [parameter for group in optimizer.param_groups for parameter in group["params"]])
 
@@ -67,6 +67,16 @@ def _values(model: Any, parameters: list[Any]) -> dict[str, Any]:
         "parameters": sum(count for count, _ in counts),
         "trainable": sum(count for count, trains in counts if trains),
         "dtype": str(parameters[0].dtype).removeprefix("torch.") if parameters else None,
+    }
+
+
+def _layers(torch: Any, model: Any) -> dict[str, int]:
+    """How many convolutions a model has, and how many matrices: weights of linear layers, attention, embeddings, recurrent layers."""
+    modules, parameters = (list(of(model)) for of in (torch.nn.Module.modules, torch.nn.Module.parameters))
+    convolution = torch.nn.modules.conv._ConvNd
+    return {
+        "convolutions": sum(issubclass(type(module), convolution) for module in modules),
+        "matrices": sum(parameter.dim() == 2 for parameter in parameters),
     }
 
 

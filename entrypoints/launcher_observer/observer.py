@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,8 @@ class Observer:
         self._file: TimelineFile | None = None
         self._asking: Loading | None = None
         """The pass whose next batch is awaited."""
+        self.backward_passes = 0
+        """That the training thread is in, one within another."""
         self.in_eval_mode: set[int] = set()
         """`id`s of models set to evaluate, with nothing trained since."""
         self._evaluates_at: Address | None = None
@@ -106,7 +108,7 @@ class Observer:
         said = f"{type(error).__name__}: {error}"
         report(said)
         with contextlib.suppress(Exception):
-            self.tell_not_measured("steps", f"the observer ended by an error of its own: {said}")
+            self.tell_not_measured("steps", f"the observer stopped on an error of its own: {said}")
 
     def _forked(self) -> None:
         """Called in the fork of a process that may be observed. It may train, but not in its parent's name."""
@@ -143,6 +145,14 @@ class Observer:
         """Whether this is the training thread."""
         return threading.get_ident() == self.thread
 
+    def steps_here(self) -> bool:
+        """Whether an optimizer's step on this thread is the training's: on its own, or on a device's thread of autograd, which calls hooks
+        of gradients while the training thread waits for its backward pass. Python did not start such a thread."""
+        ident = threading.get_ident()
+        if ident == self.thread or not self.backward_passes:
+            return self.takes_this_thread()
+        return all(one.ident != ident or isinstance(one, threading._DummyThread) for one in threading.enumerate())
+
     def takes_this_thread(self) -> bool:
         """Whether this is the training thread: the first to ask, and it alone from then on."""
         ident = threading.get_ident()
@@ -163,8 +173,9 @@ class Observer:
             return
         self.events.settle()
         known = self._loaders.get(loader)
-        if known is not None and known.role == "training" and self.torch.is_grad_enabled():
-            self.events.add(self.events.phase, self.clock.loader_restarts)
+        training = known is not None and known.role == "training" and self.torch.is_grad_enabled()
+        self.events.add(self.events.phase, self.clock.loader_restarts, training)
+        self.events.settle()  # first, so that the new pass has the right number
 
     def iterates(self, iterator: Any, loader: Any) -> None:
         """The iterator was created."""
@@ -293,10 +304,11 @@ class Observer:
         """An optimizer's step begins, whatever produced its gradients."""
         self._of_training(self.clock.optimizer_begins(optimizer))
 
-    def _of_training(self, loading: Loading | None) -> None:
-        if loading is not None and loading.loader.role != "training":
-            loading.loader.role = "training"
-            self.setups.note(loading.loader)
+    def _of_training(self, passes: Sequence[Loading]) -> None:
+        for loading in passes:
+            if loading.loader.role != "training":
+                loading.loader.role = "training"
+                self.setups.note(loading.loader)
 
     # What is recorded
 
@@ -322,9 +334,7 @@ class Observer:
             self.events.on_settled = self._release
             self._hook_copies(self)
         else:
-            self.tell_not_measured(
-                "forward", f"PyTorch has no timed events for a device of the type {self.made.device.type}"
-            )
+            self.tell_not_measured("forward", f"PyTorch has no timed events for {self.made.device.type} devices")
 
     def _release(self) -> None:
         """Release the moments of an evaluation, or after training, that no step needs."""
@@ -343,8 +353,9 @@ class Observer:
         file.write("start", **self._start(rank, size, backend, step))
         self.setups.begin(file.write)
         ended = time.time() - (time.perf_counter() - step.ended)
-        loader = step.loader.loader if step.loader is not None else None
-        file.first_step(step.number, loader.values.get("num_workers") if loader is not None else None, ended)
+        known = [loader.values.get("num_workers") for loader in {one.loader: None for one in step.fed}]
+        workers = [number for number in known if number is not None]
+        file.first_step(step.number, sum(workers) if workers else None, ended)
         self._windows.extra = self._extra
 
     def _start(self, rank: int, size: int, backend: str | None, step: Step) -> dict[str, Any]:

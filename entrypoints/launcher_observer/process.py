@@ -69,10 +69,13 @@ def described(torch: Any, device: Any) -> dict[str, Any]:
     is_gpu = device is not None and device.type not in NOT_GPUS
     module = getattr(torch, device.type, None) if is_gpu else None
     named, able = getattr(module, "get_device_name", None), getattr(module, "get_device_capability", None)
+    properties = getattr(module, "get_device_properties", None)
+    uuid = getattr(properties(device), "uuid", None) if properties else None  # older versions of torch do not have it
     found = able(device) if able else None  # torch.xpu's is a dict of something else
     return {
         "device": device.type if device is not None else None,
         "device_name": named(device) if named else None,
+        "device_uuid": str(uuid) if uuid else None,
         "compute_capability": float("{}.{}".format(*found)) if isinstance(found, tuple) else None,
         "instance_type": os.environ.get("SM_CURRENT_INSTANCE_TYPE"),
         "torch": str(torch.__version__),

@@ -38,7 +38,7 @@ def apply(torch: Any, environ: Mapping[str, str] = os.environ) -> None:
     try:
         settings = dict(json.loads(environ[VARIABLE]))
     except (ValueError, TypeError):
-        report(f"{VARIABLE} is no JSON object, and sets nothing")
+        report(f"{VARIABLE} is not a JSON object and is ignored")
         return
     unknown = sorted({*settings} - {*OF_A_LOADER, *OF_TORCH})
     if unknown:
@@ -91,11 +91,11 @@ def arguments(torch: Any, own: Mapping[str, Any], wanted: Mapping[str, Any]) -> 
     """
     workers, why_not = wanted.get("num_workers", own["num_workers"]), ""
     if isinstance(own["dataset"], torch.utils.data.IterableDataset):
-        why_not = "its dataset is iterable, and each worker's share depends on their number"
+        why_not = "its dataset is iterable, and each worker's share depends on num_workers"
     elif own["worker_init_fn"] is not None:
-        why_not = "it has a worker_init_fn, by which samples may depend on the worker"
+        why_not = "its worker_init_fn may make samples depend on the worker"
     elif own["persistent_workers"] and not workers:
-        why_not = "its workers persist, and without any the order of later epochs is another"
+        why_not = "its workers persist, and without workers the order of later epochs changes"
     if why_not and workers != own["num_workers"]:
         report(f"num_workers={workers} is not set on a DataLoader: {why_not}")
         workers = own["num_workers"]

@@ -275,4 +275,9 @@ def precision_values(torch: Any, autocast: str | None) -> dict[str, Any]:
         values["allow_tf32"] = bool(matmul.allow_tf32)
     except RuntimeError:  # from 2.9 on, if a script uses torch's new switches
         values["allow_tf32"] = matmul.fp32_precision == "tf32"
+    cudnn = torch.backends.cudnn
+    try:
+        values["cudnn_allow_tf32"] = bool(cudnn.allow_tf32)
+    except RuntimeError:  # as above
+        values["cudnn_allow_tf32"] = cudnn.conv.fp32_precision == "tf32"
     return values

@@ -15,7 +15,10 @@ if TYPE_CHECKING:  # `types` and `typing` take milliseconds
     from types import ModuleType
 
 SWITCH, PLACE = "LAUNCHER_OBSERVE", "LAUNCHER_OBSERVER_FOLDER"
-"""Variables: `false` switches the observer off; the folder to record in, instead of the job's own."""
+"""Variables: a word of OFF switches the observer off; the folder to record in, instead of the job's own."""
+
+OFF = ("false", "off", "no", "0")
+"""In small or capital letters."""
 
 BELOW_OUTPUT = "launcher-observer"
 """Folder in a job's output, since a script may want to make one with its host's name."""
@@ -64,11 +67,11 @@ def recording_folder() -> str | None:
         OSError: it cannot be created, or the named one is not a folder.
     """
     environ = os.environ
-    if environ.get(SWITCH, "").lower() == "false":
+    if environ.get(SWITCH, "").lower() in OFF:
         return None
     if PLACE in environ:
         if not os.path.isdir(environ[PLACE]):
-            raise NotADirectoryError(f"{PLACE}={environ[PLACE]} is not a folder: make it, or unset the variable")
+            raise NotADirectoryError(f"{PLACE}={environ[PLACE]} is not a folder: create it, or unset the variable")
         environ[PLACE] = os.path.abspath(environ[PLACE])  # the script may change folders
         return environ[PLACE]
     output = environ.get("SM_OUTPUT_DATA_DIR", "")

@@ -20,7 +20,7 @@ class Step:
 
     __slots__ = (
         *("number", "began", "ended", "begin", "end", "cpu", "data_wait", "phases", "paused", "optimizers"),
-        *("batches", "samples", "loader", "epoch", "cut"),
+        *("batches", "samples", "loader", "epoch", "fed", "cut"),
     )
 
     def __init__(self, number: int, began: float, begin: Any, cpu: float = 0.0):
@@ -42,6 +42,8 @@ class Step:
         """The pass over a loader that its first batch came from."""
         self.epoch: int | None = None
         """That pass's number at the time: an endless iterator may begin another while this step waits to be counted."""
+        self.fed: dict[Loading, int] = {}
+        """The passes that its batches came from, the first one first, and how many of each."""
         self.cut = Cut(began, begin, cpu, 0, 0.0)
         """Where its last optimizer step ended."""
 
@@ -55,6 +57,7 @@ class Step:
         self.samples += samples
         if self.loader is None:
             self.loader, self.epoch = loading, loading.number
+        self.fed[loading] = self.fed.get(loading, 0) + 1
         self.batches += self.loader.loader is loading.loader
 
 
@@ -82,6 +85,11 @@ class Loading:
             self.loader.passes += 1
             self.number, self.batches = self.loader.passes, 0
         self.batches += 1
+
+    def is_no_epoch(self) -> None:
+        """Nothing was trained on in this pass: unless another has begun, it does not count."""
+        if self.number == self.loader.passes:
+            self.loader.passes -= 1
 
 
 def trains(step: Step) -> bool:

@@ -1,13 +1,13 @@
 """Splits the training thread's time into optimizer steps and their phases, from the hooks' events.
 
 A step is one iteration of the training loop with at least one optimizer step. It ends when the next training batch is requested after
-an optimizer step. If no loader is seen, it ends where the last optimizer step ended before the same optimizer steps again. Time in no
-phase is the script's own work in between.
+an optimizer step. It ends where its last optimizer step ended if a loader begins a new pass before that, or, if no loader is seen, when
+the same optimizer steps again. Time in no phase is the script's own work in between.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from launcher_observer.fetched import Fetched
@@ -51,8 +51,18 @@ class StepClock:
         self._step: Step | None = None
         self._mark: Any = None
         """When the last observed activity ended."""
+        self._read: Loading | None = None
+        """The latest pass that a step read a batch of."""
+        self._first_asked: dict[Loading, tuple[Cut, int, float]] = {}
+        """In the first step: when each pass was first asked, with nothing trained yet, and the samples and seconds of waiting by then. A
+        batch that is only looked at before the training is none of the step."""
+        self._fed_before: set[Any] = set()
+        """The loaders that the latest step with batches read."""
         self._exhausted = False
         """Whether a loader was exhausted, with nothing trained since."""
+        self._untrained: Loading | None = None
+        """A training loader's pass that is over, with nothing trained since its first request: an evaluation, unless its batches are kept
+        and trained on next."""
         self._part_began: Any = None
         """When the current copy or buffer exchange began."""
         self._copied = False
@@ -102,6 +112,7 @@ class StepClock:
         if self._optimizer is not None and (step := self._step) is not None:
             cut = Cut(now, self.moment, cpu, len(step.phases), step.paused)
             self._asked = cut, step.batches, step.samples, step.data_wait
+        self._settle_untrained()
         if loading.trained < 0:
             loading.began, loading.trained = now, self._trained
         self._settle_fetched(loading)
@@ -113,11 +124,14 @@ class StepClock:
         if self._saved is not None or self._evaluating is not None:
             self._end_pauses(now)
         if self._step is not None and self._step.optimizers:
+            self._leave_out_before(loading, self._step)
             self._end_step(now, self.moment)
-        if self._step is None or (
-            self._exhausted and not trains(self._step)
-        ):  # else the gradients of its batches are kept
-            self._begin_step(now)
+        step = self._step
+        if step is None or (self._exhausted and not trains(step)):  # else the gradients of its batches are kept
+            step = self._begin_step(now)
+        if not self._trained and loading not in self._first_asked:
+            cut = Cut(now, self.moment, cpu, len(step.phases), step.paused)
+            self._first_asked[loading] = cut, step.samples, step.data_wait
         self._exhausted = False
         return evaluated
 
@@ -138,22 +152,51 @@ class StepClock:
         else:
             assert self._step is not None
             self._step.add_batch(loading, samples, waited)
+            self._read = loading
         self._mark, self._copied = self.moment, False
 
     def loader_ended(self, loading: Loading) -> bool:
         """The loader is exhausted. A pass in which nothing was trained was an evaluation, whether or not gradients were on.
 
         Returns:
-            whether it was.
+            whether it was, as far as that is certain.
         """
         if self._evaluating is not None:
             self._evaluated, self._fetched = self.now, None
+            loading.is_no_epoch()
             return True
-        own = self._step.loader if self._step is not None else None
+        step = self._step
+        own = step.loader if step is not None else None
         self._exhausted |= own is None or own.loader is loading.loader
-        if loading.trained == self._trained and self.steps and loading.loader.role != "training":
-            self._step, self._evaluating, self._evaluated = None, loading.began, self.now
+        if loading.trained != self._trained or not self.steps:
+            return False
+        self._evaluated = self.now
+        if loading.loader.role != "training":
+            self._step, self._evaluating = None, loading.began
+        elif loading.batches and (step is None or not trains(step)):
+            self._untrained = loading
         return self._evaluating is not None
+
+    def _settle_untrained(self) -> None:
+        """Something else happens before the batches of a training loader's pass could be trained on: it was an evaluation."""
+        loading, self._untrained = self._untrained, None
+        if loading is not None:
+            self._step, self._evaluating = None, loading.began
+            loading.is_no_epoch()
+
+    def _leave_out_before(self, asked: Loading, step: Step) -> None:
+        """Leave out of the first step what came before the pass that the second one begins with, such as a batch that was drawn."""
+        if asked not in self._first_asked or asked not in step.fed or asked is step.loader:
+            return
+        cut, samples, waited = self._first_asked[asked]
+        step.began, step.begin, step.cpu = cut.time, cut.moment, cut.cpu
+        del step.phases[: cut.phases]
+        step.paused -= cut.paused
+        step.samples, step.data_wait = step.samples - samples, step.data_wait - waited
+        passes = [*step.fed]
+        step.fed = {one: step.fed[one] for one in passes[passes.index(asked) :]}
+        step.loader, step.epoch = asked, asked.number
+        step.batches = sum(batches for one, batches in step.fed.items() if one.loader is asked.loader)
 
     def _evaluated_since(self, loading: Loading) -> Loading | None:
         """The pass read with gradients on but not trained on before the training loader's next request."""
@@ -165,19 +208,34 @@ class StepClock:
         self._step, self._evaluating = None, step.began
         return step.loader
 
-    def loader_restarts(self) -> None:
-        """A training loader begins a new pass, whose workers may have to start first."""
-        self._end_pauses(self.now)
+    def loader_restarts(self, training: bool) -> None:
+        """A loader begins a new pass, whose workers may have to start first.
+
+        Args:
+            training: it is a training loader, and gradients are on.
+        """
+        self._settle_untrained()
+        if training:
+            self._end_pauses(self.now)
+        step = self._step
+        if step is None or not step.optimizers or self._optimizer is not None:
+            return
+        own = step.loader or self._read
+        if own is not None and own.batches > 1:
+            # The pass has ended. Not every loop asks for a batch once more then: a prefetcher did so before its last batch, and islice
+            # never does. A loop that takes one batch of each pass has nothing between two passes.
+            self._end_step_at_its_cut(step)
+            self._step = None
 
     # The step's own work
 
-    def backward_begins(self) -> Loading | None:
-        """Returns the loader pass whose batch is trained on, if one is known."""
+    def backward_begins(self) -> Sequence[Loading]:
+        """Returns the loader passes whose batches are trained on, as far as they are known."""
         if self._backward_depth:
             self._backward_depth += 1
-            return None
+            return ()
         self._trained += 1
-        self._set_to_evaluate = None
+        self._set_to_evaluate = self._untrained = None
         step = self._under_way()
         self._backward_depth = 1
         self._add("forward", step)
@@ -190,25 +248,25 @@ class StepClock:
             return
         self._add("backward", self._step)
 
-    def optimizer_begins(self, optimizer: int) -> Loading | None:
+    def optimizer_begins(self, optimizer: int) -> Sequence[Loading]:
         """An optimizer's step, or a scaler's around it, begins. One that begins within another is part of it.
 
         Args:
             optimizer: its identity.
 
         Returns:
-            the loader pass whose batch is trained on, if one is known.
+            the loader passes whose batches are trained on, as far as they are known.
         """
         if self._optimizer is not None and not self._has_failed(optimizer):
-            return None
+            return ()
         self._trained += 1
-        self._set_to_evaluate = None
+        self._set_to_evaluate = self._untrained = None
         step = self._under_way()
         done = step.optimizers.count(optimizer)
         if done:
             self._settle_fetched()
         if done and (not step.batches or done >= MAX_OPTIMIZER_STEPS):
-            self._end_step_at_its_cut(step)
+            step = self._end_step_at_its_cut(step)
         if self._backward_depth:  # an optimizer for each parameter, as soon as its gradient is there
             self._add("backward", step)
         self._optimizer, self._mark = optimizer, self.moment
@@ -223,7 +281,8 @@ class StepClock:
         cut, batches, samples, waited = self._asked
         self._step = left = Step(step.number, cut.time, cut.moment, cut.cpu)
         left.phases, left.paused = step.phases[cut.phases :], step.paused - cut.paused
-        left.loader, left.epoch, left.data_wait = step.loader, step.epoch, step.data_wait - waited
+        left.loader, left.epoch, left.fed = step.loader, step.epoch, step.fed
+        left.data_wait = step.data_wait - waited
         left.batches, left.samples = step.batches - batches, step.samples - samples
         self._optimizer = self._asked = None
         return True
@@ -288,6 +347,7 @@ class StepClock:
     def checkpoint_begins(self) -> None:
         """Files saved one after another are one checkpoint."""
         now = self.now
+        self._settle_untrained()
         self._end_evaluation(now)
         self._saving = self._saved[1] if self._saved else now
         self._saved = (self._saved[0] if self._saved else now, now)
@@ -302,6 +362,7 @@ class StepClock:
 
     def close(self) -> None:
         """The process ends: count what is complete by now."""
+        self._settle_untrained()
         self._end_checkpoint()
         if self._evaluating is not None:
             self._end_evaluation(self._evaluated)
@@ -401,9 +462,12 @@ class StepClock:
         if self.steps:
             self._paused("evaluate", self.steps, began, seconds)
 
-    def _trained_on(self, step: Step) -> Loading | None:
-        """The pass whose batch a step trains on; None if that is not certain."""
-        return step.loader if self._fetched is None else None
+    def _trained_on(self, step: Step) -> Sequence[Loading]:
+        """The passes whose batches a step trains on, as far as that is certain. One beside the first is trained on if the step before read
+        its loader too; else the script may have looked at a batch of its evaluation's."""
+        if self._fetched is not None or step.loader is None or len(self._first_asked) > 1:
+            return ()
+        return [one for one in step.fed if one is step.loader or one.loader in self._fed_before]
 
     # Steps
 
@@ -426,6 +490,7 @@ class StepClock:
         self._step = step = Step(self.steps + 1, now, self.moment, self._cpu)
         self._mark = self.moment
         self._optimizer, self._asked, self._backward_depth = None, None, 0  # of a step that an exception ended
+        self._first_asked.clear()
         return step
 
     def _end_step(self, ended: float, end: Any, following: Step | None = None) -> None:
@@ -441,16 +506,19 @@ class StepClock:
         step.end, step.ended = end, ended
         step.cpu = (following.cpu if following is not None else self._cpu) - step.cpu
         self.steps = step.number
+        if step.fed:
+            self._fed_before = {one.loader for one in step.fed}
         self._step_ended(step)
 
-    def _end_step_at_its_cut(self, step: Step) -> None:
-        """End the step at its last optimizer step. What came after belongs to the next one."""
+    def _end_step_at_its_cut(self, step: Step) -> Step:
+        """End the step at its last optimizer step. Returns the next one, to which what came after belongs."""
         cut = step.cut
         following = Step(step.number + 1, cut.time, cut.moment, cut.cpu)
         following.phases, following.paused = step.phases[cut.phases :], step.paused - cut.paused
         del step.phases[cut.phases :]
         step.paused = cut.paused
         self._end_step(cut.time, cut.moment, following)
+        return following
 
     def _add(self, phase: str, step: Step) -> None:
         """Assign the time since the last mark to this phase."""

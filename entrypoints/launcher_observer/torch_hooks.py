@@ -123,9 +123,11 @@ def _steps(observer: Observer, torch: Any) -> None:
             if get_ident() != observer.thread and not observer.takes_this_thread():
                 return original(*args, **kwargs)
             following = observer.backward_begins()
+            observer.backward_passes += 1
             try:
                 return original(*args, **kwargs)
             finally:
+                observer.backward_passes -= 1
                 observer.events.add(following, observer.clock.backward_ends)
                 observer.events.settle_if_due()
 
@@ -144,11 +146,11 @@ def _steps(observer: Observer, torch: Any) -> None:
         return step
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if get_ident() == observer.thread or observer.takes_this_thread():
+        if get_ident() == observer.thread or observer.steps_here():
             observer.optimizer_begins(optimizer)
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if get_ident() == observer.thread or observer.takes_this_thread():
+        if get_ident() == observer.thread or observer.steps_here():
             observer.optimizer_ends(optimizer)
 
     _wrap(torch.autograd, "backward", backward)

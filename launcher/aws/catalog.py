@@ -11,6 +11,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+NUMBER_FORMATS = {"bf16": "8.0", "bfloat16": "8.0", "tf32": "8.0", "fp8": "8.9"}
+"""Compute capability from which GPUs multiply in a number format (NVIDIA, CUDA programming guide, appendix "Compute Capabilities")."""
+
 _IMAGE_URI = re.compile(
     r"^(?:(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.[a-z0-9.]+|public\.ecr\.aws/deep-learning-containers)"
     r"/(?P<repository>[a-z0-9-]+):(?P<version>\d+(?:\.\d+)+)-(?P<rest>[a-z0-9.-]+)$"
@@ -46,8 +49,10 @@ class Gpu:
     name: str
     compute_capability: str
     """8.0, for example."""
-    bf16: bool
-    """Whether the hardware supports bfloat16."""
+
+    def supports(self, number_format: str) -> bool:
+        """Whether the hardware multiplies in a number format."""
+        return numbers(self.compute_capability) >= numbers(NUMBER_FORMATS.get(number_format, "0"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,7 +54,9 @@ def holds_any(uri: str, s3: Any) -> bool:
 
 
 def check_users(uri: str, region: str, sagemaker: Any) -> Iterator[Issue]:
-    """Whether a running job keeps its checkpoints under the same prefix: each would overwrite and remove the other's.
+    """Whether a running job keeps its checkpoints under the same prefix, or one above or below it.
+
+    Jobs of one prefix would overwrite and remove each other's, and SageMaker copies all that is below a prefix to the hosts of its job.
 
     Args:
         sagemaker: a boto3 client of the region.
@@ -68,13 +70,24 @@ def check_users(uri: str, region: str, sagemaker: Any) -> Iterator[Issue]:
     names = (job["TrainingJobName"] for page in pages for job in page["TrainingJobSummaries"])
     for name in itertools.islice(names, MAX_JOBS):
         kept = sagemaker.describe_training_job(TrainingJobName=name).get("CheckpointConfig", {}).get("S3Uri")
-        if kept is not None and kept.rstrip("/") == uri.rstrip("/"):
+        if kept is not None and _overlap(kept, uri):
+            same = _folder(kept) == _folder(uri)
             yield Issue(
                 key="checkpoints",
-                found=f"{name} is under way and keeps its checkpoints under {uri}",
-                valid="a prefix of its own for each job under way",
+                found=f"{name} is under way and keeps its checkpoints under {uri if same else f'{kept}, this job under {uri}'}",
+                valid="a prefix of its own for each job under way, none within another's",
                 fix=f"wait until it has ended (launcher attach {name} --region {region} follows it), or use another prefix",
             )
     if next(names, None) is not None:
         found = f"whether a job under way keeps its checkpoints there: more than {MAX_JOBS} are"
         yield Issue(key="checkpoints", level="not checked", found=found, fix="use a prefix that no other job has")
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether two prefixes are the same, or one lies below the other."""
+    return _folder(one).startswith(_folder(other)) or _folder(other).startswith(_folder(one))
+
+
+def _folder(uri: str) -> str:
+    """A prefix with its slash, which keeps a/b and a/bc apart."""
+    return f"{uri.rstrip('/')}/"

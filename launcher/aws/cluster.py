@@ -22,13 +22,16 @@ DEFAULT_MAX_HOURS = 5 * 24
 FIRST_WITH_GROUPS = (1, 10)
 """PyTorch version. https://docs.aws.amazon.com/sagemaker/latest/dg/train-heterogeneous-cluster.html"""
 
+FIRST_WITH_FP8 = (2, 9)
+"""PyTorch version: MIN_TORCH of entrypoints/training/models/fp8.py."""
+
 
 def check(job: Job, *, kit_script: bool) -> list[Issue]:
     """Issues of `compute` and `distribution`; see `validation.check`."""
     issues = [*_machines(job), *_ignored_volume(job), *_groups(job), *_time(job)]
     if not any(issue.level == "error" and issue.key.startswith("compute.instance") for issue in issues):
         issues += [*_distribution(job, kit_script), *_precision(job), *_compression(job, kit_script), *_workers(job)]
-        issues += _idle_gpus(job) if kit_script else []
+        issues += [*_idle_gpus(job), *_fp8(job)] if kit_script else []
     return issues
 
 
@@ -264,17 +267,42 @@ def _distribution(job: Job, kit_script: bool) -> Iterator[Issue]:
 
 
 def _precision(job: Job) -> Iterator[Issue]:
-    machine = catalog.instance(request.first_instance_type(job))
-    if machine is None or machine.gpu is None or catalog.gpu(machine.gpu).bf16:
-        return
     for name, value in job.hyperparameters.items():
-        if value in ("bf16", "bfloat16", "tf32") and name != "gradient_compression":
+        if not isinstance(value, str) or name == "gradient_compression":
+            continue
+        machines = [found for kind in _computing(job, name) if (found := catalog.instance(kind)) is not None]
+        for name_of_gpu in dict.fromkeys(machine.gpu for machine in machines):
+            if name_of_gpu is None or (gpu := catalog.gpu(name_of_gpu)).supports(value):
+                continue
+            newer = (
+                "Ada, Hopper or newer: L4, L40S, H100" if value == "fp8" else "Ampere or newer: A100, A10G, L4, H100"
+            )
+            instead = "bf16" if gpu.supports("bf16") else "fp16 or fp32"
             yield Issue(
                 key=f"hyperparameters.{name}",
-                found=f"{value} on {machine.gpu}, whose hardware does not support it",
-                valid=f"{value} on NVIDIA Ampere or newer: A100, A10G, L4, H100 …",
-                fix=f"write {name}: fp16 or fp32, or use ml.g5",
+                found=f"{value} on {gpu.name}, whose hardware does not support it",
+                valid=f"{value} on NVIDIA {newer} …",
+                fix=f"write {name}: {instead}, or use {'ml.g6' if value == 'fp8' else 'ml.g5'}",
             )
+
+
+def _computing(job: Job, name: str) -> list[str]:
+    """The instance types that compute in the number format of a hyperparameter: the training one, or those that run the teacher for it."""
+    if name == "teacher_precision" and job.hyperparameters.get("teacher_servers"):
+        training = groups.training_groups(job)
+        return [group.instance_type for group in job.compute.instance_groups if group not in training]
+    return [request.first_instance_type(job)]
+
+
+def _fp8(job: Job) -> Iterator[Issue]:
+    version = _framework_version(job)
+    if job.hyperparameters.get("teacher_precision") == "fp8" and version and catalog.numbers(version) < FIRST_WITH_FP8:
+        yield Issue(
+            key="hyperparameters.teacher_precision",
+            found=f"fp8 with PyTorch {version}, which is too old for it",
+            valid=f"fp8 with PyTorch {'.'.join(map(str, FIRST_WITH_FP8))} or later",
+            fix="use a newer image, or write teacher_precision: null, which follows precision",
+        )
 
 
 def _compression(job: Job, kit_script: bool) -> Iterator[Issue]:

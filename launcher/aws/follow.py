@@ -28,7 +28,7 @@ LAST_LINES_SECONDS = 3
 """CloudWatch shows lines with a delay of seconds. The SDK waits too before its last look."""
 
 UNKNOWN_SECONDS = 120
-"""Seconds for which DescribeTrainingJob may not yet know a new job."""
+"""Seconds for which DescribeTrainingJob may not yet know a new job, from the record's `sent` on."""
 
 STOPPED_ELSEWHERE = "stopped by another program"
 
@@ -86,6 +86,12 @@ def refresh(folder: RunFolder) -> bool:
         if described["TrainingJobStatus"] in records.OVER:
             _finish(folder, plan, region, described, [no_logs] if no_logs else [])
         return changed or new
+
+
+def note_sent(folder: RunFolder) -> None:
+    """Note in remote.json that the job may have been created as late as now. A disk without room for that keeps the earlier time."""
+    with contextlib.suppress(OSError, records.DamagedRecord):
+        records.write_json(folder.remote, {**folder.read(folder.remote), "sent": time.time()})
 
 
 def _is_gone(folder: RunFolder, region: str, known: dict[str, Any]) -> bool:
@@ -243,8 +249,7 @@ def _finish(
         except session.errors() + BROKEN as error:
             if session.code(error) in ("NoSuchKey", "404", "NoSuchBucket"):
                 continue  # the script wrote none, or it has the other form
-            if session.is_transient(error):
-                raise
+            session.raise_if_transient(error, region)
             why = session.about(error)[0] if isinstance(error, session.errors()) else str(error)
             not_saved.append(f"{what}: {why}; it is in {output}")
     metrics_file.merge(folder, hosts)

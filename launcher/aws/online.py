@@ -12,6 +12,7 @@ from launcher.aws import catalog, checkpoint_prefix, disks, prices, security_gro
 from launcher.aws.upload import split
 from launcher.config import placeholders
 from launcher.config.issues import Issue, Level, UserError, did_you_mean
+from launcher.config.job import Job
 from launcher.planner.plan import Plan
 from launcher.show.text import counted
 
@@ -31,6 +32,17 @@ def check(plan: Plan) -> list[Issue]:
     All requests are read-only. What is denied or does not answer is reported as not checked.
     """
     return OnlineChecks(plan).issues()
+
+
+def check_users_of_checkpoints(job: Job) -> list[Issue]:
+    """Issues of running jobs that keep their checkpoints where the job does; as in `check`, if they cannot be listed."""
+    return _guarded("checkpoints", partial(_users_of_checkpoints, job)) if job.checkpoints is not None else []
+
+
+def _users_of_checkpoints(job: Job) -> Iterator[Issue]:
+    assert job.checkpoints is not None
+    region = str(job.region)
+    return checkpoint_prefix.check_users(job.checkpoints.s3, region, session.client("sagemaker", region))
 
 
 class OnlineChecks:
@@ -74,7 +86,7 @@ class OnlineChecks:
         if job.checkpoints is not None:
             uri = job.checkpoints.s3
             yield "checkpoints", partial(self.checkpoints, uri)
-            yield "checkpoints", lambda: checkpoint_prefix.check_users(uri, self.region, self.client("sagemaker"))
+            yield "checkpoints", partial(_users_of_checkpoints, self.job)
         uploaded = {upload.target for upload in self.plan.uploads}
         for name, given in job.inputs.items():
             address = self.plan.channels.get(name, "")

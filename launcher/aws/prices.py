@@ -25,7 +25,7 @@ from launcher.record.records import write_json
 from launcher.show.text import dollars, listed
 
 OLD_DAYS = 90
-"""Age from which a price is called old."""
+"""A price is called old when it is more days old than this."""
 
 PRICE_LIST_REGION = "us-east-1"
 """The region of the Price List Query API, which covers all regions.
@@ -48,7 +48,7 @@ def price(job: Job) -> Price:
     oldest = min((known[name] for name in machines), key=lambda one: one.as_of)
     per_hour = sum(known[name].usd * count for name, count in machines.items())
     days = (datetime.now(timezone.utc).date() - oldest.as_of).days
-    old = f"; WARNING: {days} days old, launcher plan --check reads it anew" if days > OLD_DAYS else ""
+    old = f"; WARNING: {days} days old, launcher plan --check fetches the current one" if days > OLD_DAYS else ""
     return _price(job, per_hour, f"{_endpoint() or 'AWS'}'s price list of {oldest.as_of}{oldest.by}{old}")
 
 
@@ -104,8 +104,8 @@ def read_price_list(client: Any, region: str, names: Iterable[str]) -> dict[str,
             **prices.get(region, {}),
             **{name: {"usd": usd, "read": today} for name, usd in found.items()},
         }
-        file = cache_file()
-        with contextlib.suppress(OSError):  # an unwritable folder costs the cache, not the run
+        with contextlib.suppress(OSError, RuntimeError):  # no home, or an unwritable folder, costs the cache alone
+            file = cache_file()
             file.parent.mkdir(parents=True, exist_ok=True)
             write_json(file, prices)
     return found
@@ -151,7 +151,11 @@ def so_far(per_hour: float | None, described: Mapping[str, Any]) -> float | None
 
 
 def cache_file() -> Path:
-    """The price cache: vision-launcher/prices.json in $XDG_CACHE_HOME or ~/.cache; one file per endpoint."""
+    """The price cache: vision-launcher/prices.json in $XDG_CACHE_HOME or ~/.cache; one file per endpoint.
+
+    Raises:
+        RuntimeError: there is no home directory: HOME is not set, and the user has no entry in /etc/passwd.
+    """
     endpoint = _endpoint()
     name = f"prices-{urlsplit(endpoint).netloc.replace(':', '-')}.json" if endpoint else "prices.json"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vision-launcher" / name
@@ -223,8 +227,8 @@ def _packaged() -> dict[str, dict[str, _Known]]:
 
 
 def _cached() -> dict[str, Any]:
-    """Region -> instance type -> {usd, read}; {} for a broken cache."""
-    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError):
+    """Region -> instance type -> {usd, read}; {} for a broken cache, or without a home."""
+    with contextlib.suppress(OSError, RuntimeError, ValueError, TypeError, AttributeError, KeyError):
         found = json.loads(cache_file().read_text(encoding="utf-8"))
         return {
             region: {

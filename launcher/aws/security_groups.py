@@ -27,6 +27,10 @@ DIRECTIONS = {"inbound": ("IpPermissions", "ingress"), "outbound": ("IpPermissio
 """Direction -> its rules in a group, and its name in the AWS CLI."""
 
 
+ADDRESSES = ("IpRanges", "Ipv6Ranges", "PrefixListIds")
+"""What a rule names addresses by: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_IpPermission.html"""
+
+
 def check(job: Job, found: Sequence[Group], region: str) -> Iterator[Issue]:
     """Issues of the traffic between several hosts.
 
@@ -43,13 +47,18 @@ def check(job: Job, found: Sequence[Group], region: str) -> Iterator[Issue]:
 
 
 def opens(found: Sequence[Group], low: int, high: int) -> bool:
-    """Whether one of a job's groups lets its hosts in on TCP ports. A rule for addresses counts, as it may cover theirs."""
-    return any(
-        (_is_all_traffic(rule) or (rule["IpProtocol"] == "tcp" and rule["FromPort"] <= low and high <= rule["ToPort"]))
-        and (_names(rule, found) or bool(rule.get("IpRanges")))
+    """Whether a job's groups together let its hosts in on TCP ports. A rule for addresses counts, as it may cover theirs."""
+    ranges = sorted(
+        (0, 65535) if _is_all_traffic(rule) else (rule["FromPort"], rule["ToPort"])
         for group in found
         for rule in group.get("IpPermissions", ())
+        if (_is_all_traffic(rule) or rule["IpProtocol"] == "tcp")
+        and (_names(rule, found) or any(rule.get(kind) for kind in ADDRESSES))
     )
+    for first, last in ranges:
+        if first <= low:
+            low = max(low, last + 1)  # the lowest port that none of them has opened yet
+    return low > high
 
 
 def _closed_inbound(job: Job, found: Sequence[Group]) -> Iterator[Issue]:

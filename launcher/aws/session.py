@@ -19,6 +19,7 @@ NOT_VALID = (
     *("UnrecognizedClientException", "InvalidClientTokenId", "InvalidSignatureException", "SignatureDoesNotMatch"),
     *("InvalidAccessKeyId", "InvalidToken", "AuthFailure"),
 )
+CLOCK = "RequestTimeTooSkewed"
 DENIED = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "AuthorizationError", "403")
 THROTTLED = (
     *("Throttling", "ThrottlingException", "ThrottledException", "RequestLimitExceeded", "TooManyRequestsException"),
@@ -31,7 +32,13 @@ NETWORK = (
     *("ProxyConnectionError", "HTTPClientError", "ResponseStreamingError", "IncompleteReadError"),
     "RetriesExceededError",
 )
+NO_REASON = ("400", "403")
+"""Codes of answers without a body, as S3 gives to a HEAD request: botocore puts the HTTP status in place of a reason.
+https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadObject.html"""
 SIGN_IN = ("TokenRetrievalError", "SSOTokenLoadError", "UnauthorizedSSOTokenError", "LoginRefreshRequired")
+
+NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError")
+"""Among them a `credential_process` that fails, and a role that cannot be assumed again."""
 
 ACCOUNT_VARIABLES = ("AWS_ENDPOINT_URL", "AWS_PROFILE", "AWS_ACCESS_KEY_ID")
 """Variables that select the account and the endpoint. In a notebook they change within one process."""
@@ -156,9 +163,29 @@ def is_unknown_job(error: Exception) -> bool:
 
 
 def is_transient(error: Exception) -> bool:
-    """Whether a later attempt may succeed: throttling, network errors, or credentials that can be renewed."""
+    """Whether a later attempt may succeed: throttling, network errors, or credentials or a clock that can be corrected."""
     named = type(error).__name__
-    return code(error) in (*EXPIRED, *NOT_VALID, *THROTTLED) or named in (*NETWORK, *SIGN_IN, "NoCredentialsError")
+    return code(error) in (*EXPIRED, *NOT_VALID, *THROTTLED, CLOCK) or named in (*NETWORK, *SIGN_IN, *NO_CREDENTIALS)
+
+
+def raise_if_transient(error: Exception, region: str) -> None:
+    """Raise an error if a later attempt may succeed.
+
+    A HEAD request that S3 refuses has no reason: a missing permission looks like credentials that have expired. STS, which answers without
+    a permission, then says whether AWS accepts the credentials. https://docs.aws.amazon.com/STS/latest/APIReference/API_GetCallerIdentity.html
+
+    Raises:
+        the error, or in its place what STS says of the credentials.
+    """
+    if is_transient(error):
+        raise error
+    if code(error) not in NO_REASON:
+        return
+    try:
+        account(region)
+    except errors() as refused:
+        if is_transient(refused):
+            raise refused from error
 
 
 def about(error: BaseException) -> tuple[str, str]:
@@ -167,16 +194,17 @@ def about(error: BaseException) -> tuple[str, str]:
     if not code(error) and cause is not None and code(cause):
         error = cause
     name, message = type(error).__name__, text(error)
-    if (
-        "Signature expired" in message
-        or "Signature not yet current" in message
-        or code(error) == "RequestTimeTooSkewed"
-    ):
+    if "Signature expired" in message or "Signature not yet current" in message or code(error) == CLOCK:
         return "this machine's clock is wrong by more than five minutes", "set it, for example with timedatectl"
     if code(error) in EXPIRED or name in SIGN_IN or name.startswith("Login"):
         return "the AWS credentials have expired", "renew them, for example with aws sso login"
-    if name in ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound"):
+    if name in (*NO_CREDENTIALS, "ProfileNotFound"):
         return f"no AWS credentials ({error})", "aws configure, aws sso login, or set AWS_PROFILE"
+    if code(error) == "400":
+        return (
+            f"AWS gives no reason ({message}), as with expired credentials",
+            "renew them, for example with aws sso login",
+        )
     if code(error) in NOT_VALID:
         return f"AWS rejects these credentials ({message})", "aws sts get-caller-identity shows whose they are"
     if code(error) in DENIED:

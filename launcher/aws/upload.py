@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import tarfile
+import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from launcher.aws import request
 from launcher.config.file_trees import walk
-from launcher.config.issues import mistake
+from launcher.config.issues import UserError, mistake
 from launcher.config.job import Job
 from launcher.planner.plan import Plan, Upload
-from launcher.planner.source_package import GZIP_LEVEL, archive
+from launcher.planner.source_package import GZIP_LEVEL, archive, check_archive, code_checksum, recorded_files
 from launcher.record.records import RunFolder
 from launcher.show.text import counted, file_size
 
@@ -35,7 +37,7 @@ def planned_upload(job: Job, channel: str, place: Path) -> Upload:
         UserError: the folder holds the user's home, something unreadable, a name that S3 refuses, or more than MAX_FILES files.
     """
     key = f"inputs.{channel}"
-    if Path.home().resolve().is_relative_to(place.resolve()):
+    if _holds_home(place):
         found = f"{place} holds your home folder, with its keys and settings, and would be uploaded whole"
         raise mistake(key, found, "name the data's own folder")
     fingerprint = hashlib.sha256()
@@ -56,12 +58,52 @@ def planned_upload(job: Job, channel: str, place: Path) -> Upload:
     return Upload(place, base if place.is_dir() else base + place.name, count, size)
 
 
-def upload(plan: Plan, client: Any, say: Callable[[str], None]) -> None:
-    """Upload a plan's data and code. Objects of the same size are not sent again.
+def _holds_home(place: Path) -> bool:
+    """Whether the user's home lies in a folder. False if there is none: HOME is not set, and the user has no entry in /etc/passwd."""
+    try:
+        return Path.home().resolve().is_relative_to(place.resolve())
+    except RuntimeError:
+        return False
+
+
+def recorded_code(folder: RunFolder) -> bytes:
+    """The source archive of a run, from its record.
+
+    Raises:
+        UserError: it holds what looks like a secret, which was not there when the run was planned.
+    """
+    files = recorded_files(folder.code)
+    issues = check_archive(files)
+    if issues:
+        raise UserError(issues, "the code, which has changed since it was planned")
+    return archive(files)
+
+
+def planned_code(plan: Plan) -> bytes:
+    """The source archive of a plan without a record, from the source folder.
+
+    Raises:
+        UserError: the folder no longer holds the code that was planned and checked for secrets.
+    """
+    fix = "plan again, and upload that plan"
+    try:
+        packed = archive(plan.files)
+        checksum = code_checksum(plan.files)  # after packing, so that a change meanwhile is seen
+    except OSError as error:
+        raise mistake("source", f"{error.filename}: {error.strerror}; it was there when planned", fix) from None
+    if checksum != plan.code_checksum:
+        valid = f"the files as they were when {plan.name} was planned"
+        raise mistake("source", f"the code in {plan.source} has changed since it was planned", fix, valid)
+    return packed
+
+
+def upload(plan: Plan, code: bytes, client: Any, log: Callable[[str], None]) -> None:
+    """Upload a plan's data, then its code. Objects of the same size are not sent again.
 
     Args:
+        code: the source archive, packed already: the upload of data may take hours, in which the source folder may change.
         client: a boto3 client of `s3`.
-        say: called with a human-readable line before each part.
+        log: called with a human-readable line before each part.
 
     Raises:
         botocore's and s3transfer's errors.
@@ -76,23 +118,46 @@ def upload(plan: Plan, client: Any, say: Callable[[str], None]) -> None:
         ]
         missing = [(file, name) for file, name in wanted if there.get(name) != file.stat().st_size]
         if not missing:
-            say(f"{item.target} is uploaded already")
+            log(f"{item.target} is uploaded already")
             continue
         total = sum(file.stat().st_size for file, _ in missing)
-        say(f"uploading {item.source}: {counted(len(missing), 'file')}, {file_size(total)}, to {item.target}")
-        pool = ThreadPoolExecutor(THREADS)
-        try:
-            for sent in [
-                pool.submit(client.upload_file, str(file), bucket, name, ExtraArgs=extra) for file, name in missing
-            ]:
+        log(f"uploading {item.source}: {counted(len(missing), 'file')}, {file_size(total)}, to {item.target}")
+        with _uploads(client, extra) as submit:
+            for sent in [submit(file, bucket, name) for file, name in missing]:
                 sent.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # after an error or Ctrl-C, drop the rest
-    packed = archive(plan.files)
     target = request.code_uri(plan.job, plan.name)
-    say(f"uploading the code: {counted(len(plan.files), 'file')}, {file_size(len(packed))}, to {target}")
+    log(f"uploading the code: {counted(len(plan.files), 'file')}, {file_size(len(code))}, to {target}")
     bucket, key = split(target)
-    client.put_object(Bucket=bucket, Key=key, Body=packed, **extra)
+    client.put_object(Bucket=bucket, Key=key, Body=code, **extra)
+
+
+@contextlib.contextmanager
+def _uploads(client: Any, extra: dict[str, str]) -> Iterator[Callable[[Path, str, str], Future[None]]]:
+    """Threads that upload files. After an error or Ctrl-C they give up their files and drop the rest: Python waits for its threads
+    before it exits.
+
+    Args:
+        client: a boto3 client of `s3`.
+        extra: further arguments of each upload.
+
+    Yields:
+        What uploads a file to a bucket, under a key.
+    """
+    ended = threading.Event()
+
+    def end(_: int) -> None:  # boto3 calls it about every 256 KiB, and what it raises ends the file's upload
+        if ended.is_set():
+            raise CancelledError
+
+    def submit(file: Path, bucket: str, key: str) -> Future[None]:
+        return pool.submit(client.upload_file, str(file), bucket, key, ExtraArgs=extra, Callback=end)
+
+    pool = ThreadPoolExecutor(THREADS)
+    try:
+        yield submit
+    finally:
+        ended.set()
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def upload_record(plan: Plan, folder: RunFolder, client: Any) -> None:

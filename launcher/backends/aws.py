@@ -49,6 +49,13 @@ class Aws(Backend):
     plan_class = SageMakerPlan
     on_this_machine = False
 
+    def plan(self, job: Job, source: Path | None = None) -> Plan:
+        """The plan, with the checksum of its code, by which `upload` sees changes."""
+        made = super().plan(job, source)
+        if made.request is None:
+            return made
+        return replace(made, code_checksum=source_package.code_checksum(made.files))
+
     def check(self, job: Job, source: Path, files: list[SourceFile]) -> list[Issue]:
         """Issues of the request and of the source package."""
         issues = []
@@ -169,11 +176,13 @@ class Aws(Backend):
     def start(self, plan: Plan, folder: records.RunFolder, lock: int, lifeline: int | None) -> None:
         """Upload data, code and record, and create the training job, which outlives this process.
 
+        The code is the record's copy, so that a change of the source folder reaches neither the job nor the bucket.
         The job is recorded as sent before it is sent: whatever happens then, it may be running, and `refresh` finds out.
         There is no supervisor. This process holds the lock until the job is created, and `lifeline` is unused.
 
         Raises:
-            UserError: AWS refused, and the run is recorded as not started; or a stop was requested meanwhile, and the created job
+            UserError: AWS refused, the recorded code holds what looks like a secret, or a job that was started meanwhile has the
+                checkpoint prefix, and the run is recorded as not started; or a stop was requested meanwhile, and the created job
                 could not be stopped.
         """
         assert plan.request is not None
@@ -181,9 +190,10 @@ class Aws(Backend):
         try:
             with interruptible(), session.as_user_error("run"):
                 client = session.client("s3", region)
-                upload.upload(plan, client, _say)
+                upload.upload(plan, upload.recorded_code(folder), client, _print)
                 upload.upload_record(plan, folder, client)
                 account = session.account(region)
+                _refuse_used_checkpoints(plan)
         except BaseException as error:  # Ctrl-C too: the record says that nothing runs
             _not_started(plan, folder, error)
             raise
@@ -201,6 +211,8 @@ class Aws(Backend):
             if not is_there and submit.is_refusal(error):
                 _not_started(plan, folder, error)
                 raise
+            # botocore's attempts may have taken minutes, and the last may just have got through
+            follow.note_sent(folder)
             _say_that_it_may_run(plan.name, error, is_there)
             self._hand_over(folder, lock)
             if not isinstance(error, UserError):
@@ -218,16 +230,26 @@ class Aws(Backend):
             self._stop_job(folder, is_first=True)
 
     def upload(self, plan: Plan) -> None:
+        code = upload.planned_code(plan)
         with session.as_user_error("upload"):
-            upload.upload(plan, session.client("s3", str(plan.job.region)), _say)
+            upload.upload(plan, code, session.client("s3", str(plan.job.region)), _print)
 
     def stop(self, folder: records.RunFolder, reason: str) -> None:
         """Ask SageMaker to stop the job. If another process is creating it, that process stops it once it is created.
 
+        A folder that cannot be written, a colleague's or on a full disk, does not keep the job going: SageMaker is asked all the same.
+
         Raises:
             UserError: SageMaker did not answer; the job continues.
         """
-        is_first = folder.request_stop(reason)
+        try:
+            is_first = folder.request_stop(reason)
+        except OSError as error:  # nor would a process that is creating the job see the request
+            self._stop_job(folder, is_first=True)
+            _print(
+                f"{folder.name}: SageMaker stops it; the request could not be noted in {folder.path}: {error.strerror}"
+            )
+            return
         if not folder.supervisor_lives():
             self._stop_job(folder, is_first)
 
@@ -243,11 +265,12 @@ class Aws(Backend):
         except BaseException as error:  # Ctrl-C too, while SageMaker does not answer
             goes_on = f"{folder.name} was asked to stop before, and may go on"
             if is_first:
-                folder.stop_request.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # it could not be written either
+                    folder.stop_request.unlink(missing_ok=True)
                 goes_on = f"{folder.name} was NOT stopped and goes on"
             again = f"launcher stop {folder.name} tries again"
             if not isinstance(error, UserError):
-                _say(f"{goes_on}, as far as is known: interrupted before SageMaker answered; {again}")
+                _print(f"{goes_on}, as far as is known: interrupted before SageMaker answered; {again}")
                 raise
             issue = error.issues[0]
             raise mistake("stop", f"{goes_on}: {issue.found}", f"{issue.fix}; then {again}") from error
@@ -318,6 +341,21 @@ def _prefix(job: Mapping[str, Any]) -> str:
     return str(kept["s3"] if isinstance(kept, Mapping) else kept).rstrip("/") if kept else ""
 
 
+def _refuse_used_checkpoints(plan: Plan) -> None:
+    """Look once more for running jobs with the plan's checkpoint prefix: another launcher may have started one during the upload.
+
+    Raises:
+        UserError: there is one.
+    """
+    issues = online.check_users_of_checkpoints(plan.job)
+    errors = [issue for issue in issues if issue.level == "error"]
+    if errors:
+        raise UserError(errors, f"the plan for {plan.job.name}")
+    for issue in issues:
+        if issue not in plan.issues:  # the plan's own are printed already
+            _print(f"{issue.level}: {issue}")
+
+
 def _send_stop(folder: records.RunFolder) -> None:
     """Send StopTrainingJob.
 
@@ -341,7 +379,7 @@ def _say_that_it_may_run(name: str, error: BaseException, is_there: bool) -> Non
         return  # the answer was lost: it is followed like any other
     started = "has started and goes on" if is_there else "may have been started"
     why = f": {error.issues[0].found}" if isinstance(error, UserError) else ""
-    _say(f"{name} {started}{why}; launcher attach {name} follows it, launcher stop {name} stops it")
+    _print(f"{name} {started}{why}; launcher attach {name} follows it, launcher stop {name} stops it")
 
 
 def _not_started(plan: Plan, folder: records.RunFolder, why: BaseException | str, state: str = records.FAILED) -> None:
@@ -374,5 +412,5 @@ def _model_in_s3(run: records.RunFolder, job: Job) -> str | None:
     return run.read(run.outcome).get("model_uri")
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(text, file=sys.stderr, flush=True)

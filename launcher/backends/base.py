@@ -295,7 +295,7 @@ class Backend(Starter, ABC):
         """Upload a plan's data and code, before its estimator is fitted.
 
         Raises:
-            UserError: the backend uploads nothing, or AWS refuses.
+            UserError: the backend uploads nothing, the code has changed since it was planned, or AWS refuses.
         """
         raise mistake("--on", f"a plan for {self.name} uploads nothing", "use plan(job, on='aws')")
 

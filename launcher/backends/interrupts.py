@@ -17,10 +17,21 @@ class _Noted:
     came: list[int]
 
     def note(self) -> None:
+        """From now on, only note the signals."""
         for number in self.numbers:
             signal.signal(number, lambda number, _frame: self.came.append(number))
 
-    def interrupt(self) -> None:
+    def interrupt(self, only: tuple[signal.Signals, ...]) -> None:
+        """From now on, note these signals and raise KeyboardInterrupt."""
+
+        def note_and_raise(number: int, frame: FrameType | None) -> None:
+            self.came.append(number)
+            signal.default_int_handler(number, frame)
+
+        for number in only:
+            signal.signal(number, note_and_raise)
+
+    def restore(self) -> None:
         for number in self.numbers:
             signal.signal(number, signal.default_int_handler)
 
@@ -45,30 +56,40 @@ def deferred() -> Iterator[list[int]]:
     """Note the signals that would interrupt this process, and go on: a half-finished start would leave a run that nothing stops.
 
     Yields:
-        The numbers of the signals that came.
+        The numbers of the signals that came, those within `interruptible` too. Within another `deferred`, it is that one's list.
     """
-    noted = _Noted(_interrupting(), [])
+    outer = _deferring()
+    noted = _Noted(_interrupting(), outer[0].came if outer else [])
     _now.append(noted)
     noted.note()
     try:
         yield noted.came
     finally:
-        noted.interrupt()
+        noted.restore()
         _now.remove(noted)
 
 
+def _deferring() -> list[_Noted]:
+    """The innermost active `deferred` of this thread that notes signals; [] if there is none."""
+    return [one for one in _now if one.numbers and _interrupted()][-1:]
+
+
 @contextlib.contextmanager
-def interruptible() -> Iterator[None]:
+def interruptible(*only: signal.Signals) -> Iterator[None]:
     """Allow interrupts within `deferred` after all, for example during an upload, which takes long and starts nothing.
 
+    Args:
+        only: the signals that may interrupt; none: all that are deferred.
+
     Raises:
-        KeyboardInterrupt: a signal came, now or before.
+        KeyboardInterrupt: one of them came, now or before.
     """
-    noted = [one for one in _now if one.numbers and _interrupted()][-1:]
+    noted = _deferring()
     try:
         for one in noted:
-            one.interrupt()
-            if one.came:
+            numbers = tuple(number for number in one.numbers if not only or number in only)
+            one.interrupt(numbers)
+            if any(number in numbers for number in one.came):
                 raise KeyboardInterrupt
         yield
     finally:

@@ -85,7 +85,7 @@ def upload(planned: Plan) -> None:
     ('ml.m5.xlarge', ['teacher', 'train', 'validation'])
 
     Raises:
-        UserError: the plan has errors, is not for SageMaker, or AWS refuses.
+        UserError: the plan has errors, is not for SageMaker, its code has changed since it was planned, or AWS refuses.
     """
     refuse_errors(planned)
     backends.get(planned.backend).upload(planned)

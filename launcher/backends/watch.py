@@ -18,4 +18,6 @@ class Watch(Starter):
 
     def why_not_planned_again(self, folder: RunFolder) -> Issue:
         fix = f"run the command again: launcher watch --name {folder.job_name} -- …; launcher show {folder.name} prints it"
-        return Issue(key="run", found=f"{folder.name} is of launcher watch: a command without a config", fix=fix)
+        return Issue(
+            key="run", found=f"{folder.name} was started by launcher watch: a command without a config", fix=fix
+        )

@@ -49,7 +49,7 @@ def carry_out(options: argparse.Namespace) -> int:
         )
     page = arguments.page(options)
     found: launcher.Diagnosis | launcher.Comparison = launcher.diagnose(
-        options.source, options.other, probe=options.probe, overrides=options.changes, on=options.on, say=arguments.note
+        options.source, options.other, probe=options.probe, overrides=options.changes, on=options.on, log=arguments.note
     )
     print(as_json(found.to_dict()) if options.json else found)
     if page is not None:

@@ -43,7 +43,7 @@ def carry_out(options: argparse.Namespace) -> int:
         hosts_after=options.hosts_after,
         servers=options.servers,
         seed=options.seed,
-        say=arguments.saying(options),
+        log=arguments.progress_printer(options),
     )
     print(as_json(found.to_dict()) if options.json else found)
     return RUN_FAILED if found.difference else DONE

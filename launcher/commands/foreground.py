@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import launcher
+from launcher import backends
+from launcher.backends.interrupts import deferred
+from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE, INTERRUPTED, RUN_FAILED
 from launcher.commands.live import follow
-from launcher.config.issues import UserError
 from launcher.record import failures, records
 from launcher.record.progress import quality
 from launcher.record.records import OVER
@@ -20,7 +20,11 @@ from launcher.show.text import dollars, indent
 
 
 def start(planned: launcher.Plan, options: argparse.Namespace) -> int:
-    """Start a planned run and follow it to its end."""
+    """Start a planned run and follow it to its end.
+
+    Ctrl-C, SIGTERM and SIGHUP end an upload at once. While the run is created they wait, and following begins with them: the run is
+    stopped, or the user asked, though it was to be detached.
+    """
     planned = launcher.check(planned)
     for issue in planned.issues:
         if issue.level != "error":
@@ -29,17 +33,17 @@ def start(planned: launcher.Plan, options: argparse.Namespace) -> int:
         print(planned.price.text, flush=True)
     if planned.resumes is not None:
         print(f"resumes {planned.resumes} from its last checkpoint", flush=True)
-    started = launcher.run(planned, detach=options.detach, max_cost=options.max_cost)
-    print(f"run {started.name} on {planned.backend}: {started.folder.path}", flush=True)
-    if options.detach:
-        print(
-            f"it runs without this terminal; launcher attach {started.name} follows it, launcher stop {started.name} stops it"
-        )
-        return DONE
-    signal.signal(signal.SIGTERM, _stop_without_asking(started))
-    if started.on_this_machine:  # jobs on SageMaker outlive the terminal
-        signal.signal(signal.SIGHUP, _stop_without_asking(started))
-    return follow_to_the_end(started, options)
+    on_this_machine = backends.starter(planned.backend).on_this_machine
+    arguments.end_like_ctrl_c(terminal=on_this_machine and not options.detach)  # jobs on SageMaker outlive the terminal
+    with deferred() as came:  # what is created is known before it is stopped
+        started = launcher.run(planned, detach=options.detach, max_cost=options.max_cost)
+        print(f"run {started.name} on {planned.backend}: {started.folder.path}", flush=True)
+        if not options.detach or came:
+            return follow_to_the_end(started, options)
+    print(
+        f"it runs without this terminal; launcher attach {started.name} follows it, launcher stop {started.name} stops it"
+    )
+    return DONE
 
 
 def follow_to_the_end(started: launcher.Run, options: argparse.Namespace) -> int:
@@ -98,16 +102,3 @@ def print_failure(outcome: dict[str, Any]) -> None:
             print(f"  cause: {outcome['cause']}")
         if outcome.get("fix"):
             print(f"  fix:   {outcome['fix']}")
-
-
-def _stop_without_asking(started: launcher.Run) -> Callable[[int, object], None]:
-    """A signal handler that stops the run in order; it is then followed to its end. If it cannot be stopped, this process exits."""
-
-    def handler(number: int, _frame: object) -> None:
-        try:
-            started.stop(f"launcher run received {signal.Signals(number).name}")
-        except UserError as error:  # not raised: the code that the signal interrupts may handle one
-            print(error, file=sys.stderr)
-            raise SystemExit(INTERRUPTED) from error
-
-    return handler

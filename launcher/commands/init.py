@@ -19,6 +19,9 @@ from launcher.config.issues import Issue, UserError
 from launcher.planner.source_package import SCHEMA_FILE
 from launcher.show.text import indent, listed
 
+ENDINGS = (".yaml", ".yml")
+"""How the name of a config ends."""
+
 
 def add(to: arguments.Add) -> None:
     made = to("init", "write a first config for the script and the images that are here", carry_out)
@@ -105,8 +108,11 @@ def errors(file: Path, on: str) -> Iterator[Issue]:
 
 
 def refused(file: Path) -> Iterator[Issue]:
-    if file.suffix not in (".yaml", ".yml"):
-        yield Issue(key="FILE.yaml", found=str(file), valid="a file that ends with .yaml", fix=f"write {file}.yaml")
+    """What is wrong with the name of a config to write."""
+    if file.suffix not in ENDINGS:
+        script = file.suffix == ".py" and file.is_file()
+        fix = shlex.join(["launcher", "init", "--script", str(file)]) if script else f"write {file}.yaml"
+        yield Issue(key="FILE.yaml", found=str(file), valid="a file that ends with .yaml", fix=fix)
     if file.name == PROJECT_FILE:
         yield Issue(key="FILE.yaml", found=f"{file}: for defaults of every job", fix="choose another name")
     if not file.parent.is_dir():
@@ -116,8 +122,8 @@ def refused(file: Path) -> Iterator[Issue]:
 
 
 def in_the_way(file: Path, schema_file: Path) -> Iterator[Issue]:
-    """Files that would be overwritten, except a schema that is the same."""
-    if file.exists() or file.is_symlink():
+    """Files that would be overwritten, except a schema that is the same, and a file that no config may replace."""
+    if file.suffix in ENDINGS and (file.exists() or file.is_symlink()):
         yield Issue(key=str(file), found="it exists", fix="name another file, or overwrite it with --force")
     if schema_file.exists() and schema_file.read_text(encoding="utf-8", errors="replace") != schema.text():
         found = "it exists, and is not the schema of this version"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Iterator
 
-from launcher.backends.interrupts import deferred
+from launcher.backends.interrupts import deferred, interruptible
 from launcher.commands import options as arguments
 from launcher.config.issues import UserError
 from launcher.record import shapes
@@ -23,50 +24,74 @@ PLAIN_SECONDS = 10.0
 def follow(run: Run, *, every_line: bool = False, toolkits: bool = False) -> bool:
     """Show a run until it is over or the user leaves it.
 
+    Ctrl-C asks whether to stop the run. SIGTERM and SIGHUP, if they interrupt this process, stop it without a question. A signal handler
+    asks AWS nothing: the code that it interrupts may hold a lock that the request needs.
+
     Args:
         every_line: print all hosts' log lines instead of the progress line.
         toolkits: include the container toolkit's own lines.
 
     Returns:
-        Whether Ctrl-C ended the run or the display.
+        Whether Ctrl-C ended the run or the display, or a signal could not stop the run.
     """
     display = _LogLines(run, toolkits) if every_line else _LiveLine(run) if sys.stdout.isatty() else _PlainLines(run)
     news = _News(run)
     positions: dict[str, int] = {}
-    interrupted = False
+    interrupted = stopping = False
     with deferred() as came:
         shapes.prepare()
 
-    def idle() -> None:
-        display.idle()
-        news.show(display)
-
-    while True:
-        try:
+        def idle() -> None:
             if came:
-                came.clear()
-                raise KeyboardInterrupt
-            for host, line in run.logs(follow=True, positions=positions, idle=idle):
-                display.show(host, line, is_first=host == run.hosts[0])
-            idle()
-            display.close()
-            return interrupted
-        except KeyboardInterrupt:
-            display.close()
-            if interrupted:
-                return True  # it stops by itself now
-            if _ask() == "leave":
-                run.detach()
-                return True
+                raise KeyboardInterrupt  # again: Python drops one that is raised in a callback
+            display.idle()
+            news.show(display)
+
+        while True:
             try:
-                run.stop("Ctrl-C")
-            except UserError as error:  # AWS does not answer
-                print(error, file=sys.stderr)
-                if run.spent:
-                    print(f"{run.name} has cost {run.spent}", file=sys.stderr)
-                return True
-            print("stopping: the processes have up to two minutes to finish their step", file=sys.stderr)
-            interrupted = True
+                with interruptible():
+                    for host, line in run.logs(follow=True, positions=positions, idle=idle):
+                        display.show(host, line, is_first=host == run.hosts[0])
+                    idle()
+                display.close()
+                return interrupted
+            except KeyboardInterrupt:
+                numbers = [came.pop() for _ in range(len(came))]
+                ending = [signal.Signals(number).name for number in numbers if number != signal.SIGINT]
+                if ending and stopping:
+                    continue
+                if not ending:
+                    display.close()
+                    if stopping:
+                        return True  # it stops by itself now
+                    answer = _ask()
+                    came.clear()  # a signal at the question has answered it
+                    if answer == "leave":
+                        run.detach()
+                        return True
+                if not _stop(run, f"launcher run received {ending[0]}" if ending else "Ctrl-C", display):
+                    return True
+                interrupted, stopping = not ending, True
+
+
+def _stop(run: Run, reason: str, display: _LiveLine | _PlainLines | _LogLines) -> bool:
+    """Stop a run, and print that it stops, or why it does not. Only Ctrl-C interrupts this.
+
+    Returns:
+        Whether the run was asked to stop.
+    """
+    try:
+        with interruptible(signal.SIGINT):
+            run.stop(reason)
+    except UserError as error:  # AWS does not answer
+        display.close()
+        print(error, file=sys.stderr)
+        if run.spent:
+            print(f"{run.name} has cost {run.spent}", file=sys.stderr)
+        return False
+    display.close()  # after the request: a terminal that is closed takes no text
+    print("stopping: the processes have up to two minutes to finish their step", file=sys.stderr)
+    return True
 
 
 def _ask() -> str:
@@ -74,7 +99,8 @@ def _ask() -> str:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return "stop"
     try:
-        answer = input("stop the run, or leave it running? [S/l] ").strip().lower()
+        with interruptible():
+            answer = input("stop the run, or leave it running? [S/l] ").strip().lower()
     except (EOFError, KeyboardInterrupt):
         return "stop"
     return "leave" if answer.startswith("l") else "stop"

@@ -76,7 +76,7 @@ def read(words: Sequence[str]) -> argparse.Namespace:
         names = [word.partition("=")[0] for word in more if word.startswith("-")]  # what follows may be a password
         fix = options.parser.unknown_options(names)
         if options.command == "watch":
-            fix = "write the command behind --: launcher watch -- COMMAND ..."
+            fix = "put the command after --: launcher watch -- COMMAND ..."
         options.parser.error(f"unrecognized arguments: {' '.join(names or more)}; {fix}")
     return options
 

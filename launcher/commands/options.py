@@ -142,9 +142,13 @@ def _wrong(text: str, valid: str, fix: str) -> argparse.ArgumentTypeError:
     return argparse.ArgumentTypeError(f"{text!r}\n  valid: {valid}\n  fix:   {fix}")
 
 
-def end_like_ctrl_c() -> None:
-    """From now on, ending this process or closing its terminal stops the current trial, as Ctrl-C does."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
+def end_like_ctrl_c(*, terminal: bool = True) -> None:
+    """From now on, ending this process stops the current run, as Ctrl-C does.
+
+    Args:
+        terminal: so does closing its terminal.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP) if terminal else (signal.SIGTERM,):
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)
 
@@ -174,12 +178,12 @@ def overrides_of(options: argparse.Namespace) -> list[str]:
     return [*options.overrides, *given]
 
 
-def saying(options: argparse.Namespace) -> Callable[[str], None]:
+def progress_printer(options: argparse.Namespace) -> Callable[[str], None]:
     """How a command reports progress: with --json, beside the output for machines; else as part of the output."""
-    return note if options.json else say
+    return note if options.json else print_line
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """Print a line at once."""
     print(text, flush=True)
 

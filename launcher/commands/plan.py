@@ -123,7 +123,7 @@ def _each(configs: list[str], overrides: list[str], options: argparse.Namespace)
         plans.append({"config": config, "issues": [one.to_dict() for one in issues], "plan": made and made.to_dict()})
         if not options.json:
             wrong = [one for one in issues if one.level != "not checked"]
-            about = [made.backend, counted(len(made.hosts), "host"), "nothing to mend"] if made and not wrong else []
+            about = [made.backend, counted(len(made.hosts), "host"), "no mistakes"] if made and not wrong else []
             about += filter(None, [counts(issues)])
             print(coloured("\n".join([f"{config}: {', '.join(about)}", *in_full(wrong)]), sys.stdout))
     if options.json:

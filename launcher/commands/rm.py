@@ -42,7 +42,7 @@ def carry_out(options: argparse.Namespace) -> int:
 
 
 def confirmed_removal(runs: Sequence[RunFolder], *, yes: bool) -> int:
-    """List runs with their sizes, ask, and remove them. Returns the exit code.
+    """List runs with their sizes and the tables in which they are trials, ask, and remove them. Returns the exit code.
 
     Args:
         yes: do not ask.
@@ -53,6 +53,9 @@ def confirmed_removal(runs: Sequence[RunFolder], *, yes: bool) -> int:
     sizes = [removal.size(run) for run in runs]
     total = f"{counted(len(runs), 'run')}, {file_size(sum(sizes))}"
     print(Table(["run", "state", "size"], [[run.name, _state(run), file_size(size)] for run, size in zip(runs, sizes)]))
+    for table, count in removal.tables_naming(runs).items():
+        trials = counted(count, "of these runs is a trial", "of these runs are trials")
+        print(f"{trials} in {table}: launcher tune reads its trials' runs again; other studies need the table alone")
     if not yes:
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
             raise mistake("--yes", "not given, and there is no terminal to ask in", f"add --yes to remove {total}")
@@ -73,7 +76,7 @@ def confirmed_removal(runs: Sequence[RunFolder], *, yes: bool) -> int:
 
 def _in_use(runs: Sequence[RunFolder]) -> list[Issue]:
     used = removal.in_use(records.all_runs())
-    fix = "wait until it ends: launcher runs asks for its state"
+    fix = "wait until that ends: launcher runs asks for the state of what is under way"
     found = [Issue(key="run", found=used[run.name], fix=fix) for run in runs if run.name in used]
     billed = {run.name: text for run in runs if (text := remaining_costs(run))}
     return found + [

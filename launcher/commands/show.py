@@ -69,11 +69,11 @@ def print_run(run: Run) -> None:
             else f", {counted(len(git.get('changed', [])), 'changed file')}, see {run.folder.git_patch.name}"
         )
         if git.get("commit")
-        else f"not known: {git.get('reason', 'not recorded')}"
+        else _without_commit(git.get("reason", "not recorded"))
     )
     lines = [
         f"run {run.name}",
-        f"  state       {run.state}",
+        f"  state       {run.state}{f' ({reason})' if (reason := outcome.get('stop_reason')) else ''}",
         *_progress(run),
         *as_last_heard(run),
         f"  planned     {str(plan['planned'])[:16].replace('T', ' ')} UTC",
@@ -101,7 +101,13 @@ def print_run(run: Run) -> None:
     lines += [f"  file        {name}: {_near(path)}" for name, path in run.artifacts().items()]
     lines += [f"  next        {command}" for command in next_commands(run)]
     print("\n".join(lines))
-    print_failure(outcome)
+    if run.state == records.FAILED:
+        print_failure(outcome)
+
+
+def _without_commit(reason: str) -> str:
+    """Why a run has no commit."""
+    return "none (not in a git repository)" if "not a git repository" in reason else f"not known: {reason}"
 
 
 def _students(each: dict[str, dict[str, Any]]) -> Table:

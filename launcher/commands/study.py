@@ -94,9 +94,9 @@ def _study(
         smoke=options.smoke,
         table=options.table,
         max_cost=options.max_cost,
-        say=arguments.saying(options),
+        log=arguments.progress_printer(options),
     )
-    tell = arguments.saying(options)
+    tell = arguments.progress_printer(options)
     if options.json:
         print(as_json(found.to_dict()), flush=True)
     else:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
+import shutil
 import sys
+from pathlib import Path
 
 import launcher
 from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE, RUN_FAILED
 from launcher.commands.json_text import as_json
+from launcher.config import builtin_configs
 from launcher.config.issues import mistake
 
 
@@ -46,6 +51,9 @@ def carry_out(options: argparse.Namespace) -> int:
     if bool(given) == bool(command):
         both = f"{given[0]} and a command" if given else "neither a config nor a command"
         raise mistake("tune", both, "launcher tune CONFIG, or launcher tune -- COMMAND ...")
+    if given and _is_a_program(given[0]):
+        fix = f"put the command after --: {shlex.join(['launcher', 'tune', '--', *given])}"
+        raise mistake("tune", f"{given[0]}: a program, not a config", fix)
     if command and (options.smoke or options.write or options.hosts is not None):
         raise mistake("tune", "a config's option beside a command", "leave out --smoke, --hosts and --write")
     page = arguments.page(options)
@@ -61,15 +69,23 @@ def carry_out(options: argparse.Namespace) -> int:
         allow=[name for name in options.allow.split(",") if name],
         max_cost=options.max_cost,
         table=options.table,
-        say=arguments.saying(options),
+        log=arguments.progress_printer(options),
         **budget,
     )
     if options.json:
         print(as_json(found.to_dict()), flush=True)  # before what may fail
-    tell = arguments.saying(options)
+    tell = arguments.progress_printer(options)
     tell(f"\n{found}\n\ntable   {found.file}")
     if page is not None:
         print(f"page    {found.save_html(page)}", file=sys.stderr)
     if options.write is not None:
-        tell(f"config  {found.write(options.write)}")
+        unchanged = "" if found.changes else ", the unchanged job: no change was kept"
+        tell(f"config  {found.write(options.write)}{unchanged}")
     return RUN_FAILED if found.failed else DONE
+
+
+def _is_a_program(word: str) -> bool:
+    """Whether a word that stands for a config is the first one of a command."""
+    is_a_config = word in builtin_configs.names() or Path(word).suffix in (".yaml", ".yml")
+    executable = shutil.which(word) is not None  # of a word with a slash, whether that file may be executed
+    return executable and not is_a_config and (os.sep in word or not Path(word).exists())

@@ -37,7 +37,7 @@ def add(to: arguments.Add) -> None:
 def carry_out(options: argparse.Namespace) -> int:
     command = options.behind
     if not command:
-        raise mistake("command", "none", "write it behind --: launcher watch -- python train.py")
+        raise mistake("command", "none", "put it after --: launcher watch -- python train.py")
     if shutil.which(command[0]) is None:
         script = Path(command[0]).is_file()
         fix = (
@@ -71,32 +71,32 @@ def _script(command: Sequence[str]) -> str:
 
 def _report(ended: Ended, page: Path | None) -> None:
     """Report how the command ended and what was found, beside its own output."""
-    run, outcome, say = ended.run, ended.run.outcome(), arguments.note
+    run, outcome, log = ended.run, ended.run.outcome(), arguments.note
     failed = outcome["state"] == records.FAILED  # which says why nothing was measured
-    say(f"launcher: {run.name}: {outcome['state']} after {outcome['seconds']:.0f} s, {_how(ended, outcome)}")
+    log(f"launcher: {run.name}: {outcome['state']} after {outcome['seconds']:.0f} s, {_how(ended, outcome)}")
     for name in ("cause", "fix"):
         if outcome.get(name):
-            say(f"  {name + ':':<6} {outcome[name]}")
+            log(f"  {name + ':':<6} {outcome[name]}")
     if ended.left:
-        say("  processes that it started go on; what they measure is added to the run")
+        log("  processes that it started go on; what they measure is added to the run")
     try:
         diagnosis = run.diagnose()
     except UserError as error:
-        say(f"  not diagnosed: {error.issues[0].found}" + ("" if failed else f"; {_why_no_steps(ended)}"))
+        log(f"  not diagnosed: {error.issues[0].found}" + ("" if failed else f"; {_why_no_steps(ended)}"))
         return
     from launcher.insight.report_text import taken, titled  # here: with numpy, which only a diagnosis needs
 
     if not diagnosis.measurements.ranks and not failed:
-        say(f"  steps not measured: {_why_no_steps(ended)}")
+        log(f"  steps not measured: {_why_no_steps(ended)}")
     elif diagnosis.measurements.ranks and (diagnosis.report.too_short or not diagnosis.findings):
-        say(f"  {diagnosis.headline}")
+        log(f"  {diagnosis.headline}")
     for number, finding in enumerate(diagnosis.findings[:SHOWN], 1):
-        say(f"  {number}. {titled(finding)} ({taken(finding)})")
+        log(f"  {number}. {titled(finding)} ({taken(finding)})")
         for fix in finding.fixes[:1]:
-            say(f"     {fix.label}: {fix}")
-    say(f"  all of it: launcher diagnose {run.name}")
+            log(f"     {fix.label}: {fix}")
+    log(f"  all of it: launcher diagnose {run.name}")
     if page is not None:
-        say(f"  page: {diagnosis.save_html(page)}")
+        log(f"  page: {diagnosis.save_html(page)}")
 
 
 def _why_no_steps(ended: Ended) -> str:

@@ -204,7 +204,10 @@ def _conditions(cls: type, settings: ModuleType) -> dict[str, str]:
         found = [(name, valid) for name, _, valid in made.conditions() if name not in ranges]
     except (NotPlain, TypeError, ValueError):
         return {}
-    return {name: valid.replace("the 2 classes", "the classes") for name, valid in found}
+    texts: dict[str, list[str]] = {}
+    for name, valid in found:
+        texts.setdefault(name, []).append(valid.replace("the 2 classes", "the classes"))
+    return {name: "; ".join(valid) for name, valid in texts.items()}
 
 
 def _of_stand_ins(cls: type, settings: ModuleType) -> Any:

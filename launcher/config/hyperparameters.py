@@ -76,17 +76,14 @@ def _by_parser(file: Path, script: str, values: Mapping[str, Any]) -> list[Issue
     try:
         issues = script_arguments.check(file, {name: argument(name, value) for name, value in values.items()})
     except (NotPlain, *ARGPARSE_FAILS) as error:
-        return [
-            _not_checked(f"the arguments of {script}: {error}", "a settings class is checked; see training/settings")
-        ]
-    if issues is not None:
-        return issues
-    return [
-        _not_checked(
-            f"{script} declares no settings class",
-            "annotate main's first parameter with a dataclass imported from a module beside the script; see training/settings",
-        )
-    ]
+        fix = "a settings class is checked; see docs/your-own-script.md"
+        return [_not_checked(f"the arguments of {script}: {error}", fix)]
+    if issues is not None or not values:
+        return issues or []
+    fix = (
+        "annotate main's first parameter with a dataclass from a module beside the script; see docs/your-own-script.md"
+    )
+    return [_not_checked(f"{script} declares no settings class", fix)]
 
 
 def _by_settings_class(

@@ -71,15 +71,15 @@ class StudySection(Part):
         description="cpu_reference, cpu, cpu_composed, dali, remote",
         examples=["[cpu_reference, dali]"],
     )
-    """Preprocessing: the pipelines, of which the first is the baseline. Empty: all that this machine can run; remote only where the config
-    says which hosts preprocess."""
+    """Preprocessing: the pipelines to compare; the first is the baseline. Empty: all that this machine can run, with remote only if the
+    config says which hosts preprocess."""
     serving_groups: list[InstanceGroup] = Field(
         default_factory=list,
         description="a list of {name, instance_type, instance_count}",
         examples=["[{name: cpus, instance_type: ml.c6i.4xlarge, instance_count: 1}]"],
     )
-    """Preprocessing: with the pipeline remote, the hosts that preprocess for those of `compute`. Empty: the job's own groups that do not
-    train; without such groups, one ml.c6i.4xlarge."""
+    """Preprocessing: with the pipeline remote, the hosts that preprocess for the hosts of `compute`. Empty: the job's own groups that do
+    not train or, without such groups, one ml.c6i.4xlarge."""
     hosts: list[Annotated[int, Field(ge=1, le=MAX_HOSTS)]] = Field(
         default_factory=lambda: [1, 2, 4, 8],
         min_length=1,
@@ -88,11 +88,11 @@ class StudySection(Part):
     )
     """Scaling: the numbers of hosts."""
     mode: Literal["strong", "weak", "both"] = Field("both", description="strong, weak or both", examples=["weak"])
-    """Scaling: one global batch at every size (strong), one batch for each process (weak), or both."""
+    """Scaling: keep the global batch fixed (strong), keep the batch per process fixed (weak), or both."""
     batches: list[Annotated[int, Field(ge=1)]] = Field(
         default_factory=list, description="a list of whole numbers, 1 or more", examples=["[16, 32]"]
     )
-    """Scaling: images for each process, with a curve of weak scaling each. Empty: the job's global batch divided among its processes."""
+    """Scaling: images per process, each with its own weak-scaling curve. Empty: the job's global batch divided among its processes."""
     steps: int = Field(30, ge=5, le=10000, description="a whole number from 5 to 10000", examples=[30])
     """Scaling: measured steps of each trial, after the warm-up. Rounded up to a multiple of 5, since 5 steps are measured together."""
     deadline_hours: float | None = Field(None, gt=0, description="hours, above 0", examples=[24])
@@ -100,7 +100,7 @@ class StudySection(Part):
     budget_usd: float | None = Field(None, gt=0, description="US dollars, above 0", examples=[500])
     """Scaling: US dollars that the whole training may cost."""
     repeats: int = Field(3, ge=1, le=100, description="a whole number from 1 to 100", examples=[3])
-    """How often each trial is run, in turn with the others."""
+    """How often each trial runs, interleaved with the others."""
 
 
 class Job(Part):
@@ -124,7 +124,7 @@ class Job(Part):
         examples=["train_kd.py"],
         description="a .py file's path inside the source folder: letters, digits and . _ + - /",
     )
-    """The entry script. AWS's container toolkit refuses other characters after the hosts have started; torchrun and mpirun start
+    """The entry script. AWS's container toolkit refuses other characters, but only after the hosts have started. torchrun and mpirun start
     Python files only."""
     source: Text | None = Field(None, description="a folder on this machine", examples=["src"])
     """The folder that holds `script`, packaged for the hosts. null: this kit's entrypoints."""
@@ -134,7 +134,7 @@ class Job(Part):
         description=f"a profile's name: {A_PROFILE_NAME}",
         examples=["production"],
     )
-    """The profile of your defaults that applies too: see `launcher defaults`."""
+    """The profile of your defaults to apply as well: see `launcher defaults`."""
     role: str | None = Field(
         None,
         pattern=r"^arn:aws[a-z-]*:iam::\d{12}:role/[a-zA-Z_0-9+=,.@/-]+$",
@@ -142,7 +142,7 @@ class Job(Part):
         description="the full ARN of an IAM role",
         examples=["arn:aws:iam::123456789012:role/SageMakerTraining"],
     )
-    """The role that SageMaker assumes for the job. The full ARN, because a plan asks nothing of IAM."""
+    """The role that SageMaker assumes for the job. Give the full ARN: a plan does not query IAM."""
     region: str | None = Field(
         None, pattern=r"^[a-z]{2,4}(-[a-z]+)+-\d$", description="an AWS region", examples=["us-west-2"]
     )
@@ -180,7 +180,7 @@ class Job(Part):
     network: Network = Field(default_factory=Network, description="a mapping")
     """The hosts' network on SageMaker."""
     observe: bool = Field(True, description="true or false")
-    """Measure a script of your own: its steps, data loading and machine, without a change of it. This kit's scripts measure themselves."""
+    """Measure the steps, data loading and machine of your own script, without changing it. This kit's scripts measure themselves."""
     profiling: Profiling | None = Field(None, description="a mapping", examples=["{system_interval_ms: 500}"])
     """System metrics and SageMaker Profiler."""
     debugger: Debugger | None = Field(None, description="a mapping")
@@ -189,14 +189,14 @@ class Job(Part):
         None, description="regular expressions by name", examples=["{loss: 'loss ([0-9.]+)'}"]
     )
     """Metrics that SageMaker reads from the log, each by a regular expression. null: those of this kit's metric line."""
-    tags: dict[str, str] = Field(default_factory=dict, description="texts by name", examples=["{team: vision}"])
+    tags: dict[str, str] = Field(default_factory=dict, description="strings by name", examples=["{team: vision}"])
     """Tags of the training job."""
     study: StudySection | None = Field(None, description="a mapping", examples=["{models: [resnet18], loads: [1, 12]}"])
     """The trials of `launcher study`."""
     hyperparameters: dict[str, Any] = Field(default_factory=dict, description="settings by name")
     """The script's settings, checked against its settings class."""
     environment: dict[str, str] = Field(
-        default_factory=dict, description="texts by name", examples=['{NCCL_DEBUG: "INFO"}']
+        default_factory=dict, description="strings by name", examples=['{NCCL_DEBUG: "INFO"}']
     )
     """Environment variables of the script. Secrets belong under `secrets`."""
     secrets: dict[str, Secret] = Field(

@@ -157,10 +157,13 @@ def _issue(config: yaml_file.Config, item: Mapping[str, Any]) -> Issue:
         below = _model_at(path)
         fix = f"write under {leaf}: " + (" or ".join(below.model_fields) if below else "one key: value on each line")
     if item["type"] == "string_type" and isinstance(value, (int, float, bool)):
-        text = shown.rpartition(" (")[0]
-        fix = f'quote it: {leaf}: "{text or "…"}"'
+        text = shown.rpartition(" (")[0] or "…"
+        fix = f"quote it: {_quoted(config, key, text)}"
         if leaf == "framework_version" and re.fullmatch(r"\d+\.\d", text):  # 2.10 is the number 2.1
-            fix += f', or "{text}0" if that is meant: unquoted, they are the same number'
+            fix += f", or {_quoted(config, key, f'{text}0', alone=True)} if that is meant: unquoted, they are the same number"
+    if path == ["image", "python"] and (minor := re.fullmatch(r"3\.(\d{1,2})", str(value))):
+        version = f"py3{minor[1] if minor[1] != '1' else '10'}"  # 3.10 is the number 3.1
+        fix = f"write {key}={version}" if _is_an_override(config, key) else f"write {leaf}: {version}"
     if item["type"] == "string_pattern_mismatch" and item["ctx"]["pattern"].startswith("^s3://"):
         valid += f"; {A_BUCKET}"
     return Issue(
@@ -169,6 +172,22 @@ def _issue(config: yaml_file.Config, item: Mapping[str, Any]) -> Issue:
         valid=valid or KINDS.get(item["type"], item["msg"]),
         fix=fix,
     )
+
+
+def _is_an_override(config: yaml_file.Config, key: str) -> bool:
+    """Whether a key of a config file comes from an override: it has no line."""
+    return bool(config.lines) and config.where(key) == key
+
+
+def _quoted(config: yaml_file.Config, key: str, text: str, alone: bool = False) -> str:
+    """A value as text, as a file or an override gives it; a shell strips the outer quotes of an override.
+
+    Args:
+        alone: without the key.
+    """
+    if _is_an_override(config, key):
+        return f"'\"{text}\"'" if alone else f"{key}='\"{text}\"'"
+    return f'"{text}"' if alone else f'{key.rpartition(".")[2]}: "{text}"'
 
 
 def _fix_for_key(word: str, fields: Sequence[str]) -> str:
@@ -187,7 +206,7 @@ def _fix_for_setting(config: yaml_file.Config, word: str, value: Any) -> str:
     text = "…"
     if isinstance(value, (str, int, float)) and not mentions_a_secret(f"{word}={value}"):
         text = yaml_file.as_override(word, value).partition("=")[2]
-    if config.lines and config.where(word) == word:
+    if _is_an_override(config, word):
         return f"write hyperparameters.{word}={text}"
     return f"write it under hyperparameters: {word}: {text}"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,8 @@ ONE_TEXT = "SageMaker passes a list as one text"
 def check(script: Path, hyperparameters: Mapping[str, tuple[str, str]]) -> list[Issue] | None:
     """Check hyperparameters against the one argparse parser of a script.
 
-    argparse itself decides, with a parser of the same options. If the tree leaves anything open, nothing is judged.
+    argparse itself decides, with a parser of the same options; only an abbreviation, which it would take, is refused. If the tree
+    leaves anything open, nothing is judged.
 
     Args:
         hyperparameters: name -> (option, value) as the container toolkit writes them on the command line.
@@ -43,6 +44,9 @@ def check(script: Path, hyperparameters: Mapping[str, tuple[str, str]]) -> list[
         found = list(_causes(parser, script.name, hyperparameters, accepts_unknown)) or [
             Issue(key="hyperparameters", found=f"{script.name} refuses them: {refusal}", fix="correct them")
         ]
+    abbreviated = list(_abbreviated(parser, script.name, hyperparameters))
+    short = {issue.key for issue in abbreviated}
+    found = [*abbreviated, *(issue for issue in found if issue.key not in short)]
     wrong = {issue.key for issue in found}
     doubtful = [
         *_always_true(parser, script.name, hyperparameters),
@@ -100,7 +104,7 @@ def _causes(
             continue
         given |= vars(parsed).keys()
         if rest[:1] == [option] and not accepts_unknown:
-            names = [each.lstrip("-") for each in options if each.startswith("--") and each != "--help"]
+            names = _names(options)
             fix = did_you_mean(name, names)
             if name in names:  # of one letter
                 fix = f"also call it {option} in the script: the container toolkit writes one hyphen before one letter"
@@ -112,6 +116,26 @@ def _causes(
         name = action.option_strings[0].lstrip("-") if action.option_strings else action.dest
         if action.dest not in given and name not in given:
             yield Issue(key=f"hyperparameters.{name}", found=f"missing; {script} requires it", fix=f"add {name}")
+
+
+def _names(options: Iterable[str]) -> list[str]:
+    """The hyperparameters that reach the options of a parser, except those of one letter."""
+    return [each.lstrip("-") for each in options if each.startswith("--") and each != "--help"]
+
+
+def _abbreviated(parser: SilentParser, script: str, hyperparameters: Mapping[str, tuple[str, str]]) -> Iterator[Issue]:
+    """Names that argparse would expand. The whole name may be given too, and the later one would silently win."""
+    of_option = {option: action for action in parser._actions for option in action.option_strings}
+    for name, (option, _) in hyperparameters.items():
+        meant = [one for one in of_option if one.startswith(option)]
+        if not parser.allow_abbrev or option in of_option or len({of_option[one] for one in meant}) != 1:
+            continue  # of several arguments, argparse says itself that the name is ambiguous
+        yield Issue(
+            key=f"hyperparameters.{name}",
+            found=f"{script} has no argument {option}, and argparse would take it for {meant[0]}",
+            valid=", ".join(_names(of_option)),
+            fix=f"did you mean {meant[0].lstrip('-')}?",
+        )
 
 
 def _always_true(parser: SilentParser, script: str, hyperparameters: Mapping[str, tuple[str, str]]) -> Iterator[Issue]:

@@ -65,13 +65,13 @@ class Compute(Part):
     training_groups: list[Text] = Field(
         default_factory=list, description="names of instance groups", examples=["[gpus]"]
     )
-    """The instance groups that `distribution` spreads training over. The script starts on the hosts of the others too: with this kit's
-    scripts and `worker_type: remote` they preprocess."""
+    """The instance groups that `distribution` spreads training over. The script also starts on the hosts of the other groups: with this
+    kit's scripts and `worker_type: remote` they preprocess."""
     processes_per_host: int | None = Field(
         None, ge=1, le=1024, description="a whole number from 1 to 1024, or null", examples=[2]
     )
-    """Training processes on each host of this machine. null: one for each GPU, or one without GPUs. On SageMaker it counts with
-    torchrun, and is at most one for each GPU."""
+    """Training processes on each host of this machine. null: one per GPU, or one without GPUs. On SageMaker it applies with torchrun, with
+    at most one per GPU."""
     volume_gb: int = Field(30, ge=1, le=16384, description="GB, a whole number from 1 to 16384", examples=[500])
     """Disk of each host in GB, for data, code, model and checkpoints. 30 is the default of SageMaker's SDK. An EBS volume has at most
     16 TiB: https://docs.aws.amazon.com/ebs/latest/userguide/volume_constraints.html"""
@@ -79,7 +79,7 @@ class Compute(Part):
     """Shared memory (/dev/shm) of each host in GB, for the docker backend. null: half of this machine's memory, divided among the
     hosts."""
     memory_gb: float | None = Field(None, gt=0, le=32768, description="GB, above 0 and at most 32768", examples=[16])
-    """Memory of each host in GB, /dev/shm included, for the docker backend: beyond it the engine kills the host. null: nine tenths of
+    """Memory of each host in GB, /dev/shm included, for the docker backend. The engine kills a host that exceeds it. null: nine tenths of
     this machine's memory, divided among the hosts."""
     max_hours: float = Field(24.0, gt=0, le=28 * 24, description="hours, above 0 and at most 672", examples=[1.5])
     """Stop the run after this many hours. SageMaker allows 672 (28 days, MaxRuntimeInSeconds)."""
@@ -92,7 +92,7 @@ class Compute(Part):
     keep_alive_minutes: float | None = Field(
         None, gt=0, le=360, description="minutes, above 0 and at most 360", examples=[30]
     )
-    """Warm pool: keep the hosts, and pay for them, this many minutes after the job, so that a similar job starts at once. 360 is the
+    """Warm pool: keep the hosts, and pay for them, for this many minutes after the job, so that a similar job starts at once. 360 is the
     maximum of KeepAlivePeriodInSeconds in botocore 1.44."""
     max_attempts: int | None = Field(None, ge=1, le=30, description="a whole number from 1 to 30", examples=[3])
     """How often SageMaker tries the job again after an internal server error."""
@@ -101,7 +101,7 @@ class Compute(Part):
     volume_key: Text | None = Field(None, max_length=2048, description="a KMS key's id, ARN or alias")
     """Encrypts the hosts' disks."""
     price_per_hour: float | None = Field(None, gt=0, description="US dollars, above 0", examples=[32.77])
-    """US dollars that you pay for an instance-hour. null: AWS's list price, which `launcher plan --check` updates."""
+    """What you pay per instance-hour, in US dollars. null: AWS's list price, which `launcher plan --check` updates."""
 
 
 class Image(Part):
@@ -144,11 +144,11 @@ class Input(Part):
     file: Text | None = Field(None, description="a file on this machine", examples=["teacher/model.safetensors"])
     """A file, which the channel holds under its own name."""
     run: Text | None = Field(None, description="a run's name, or a job's name", examples=["quickstart-teacher"])
-    """An earlier run, or the latest of a job that completed. The channel holds its model.tar.gz."""
+    """An earlier run, or a job's latest completed run. The channel holds its model.tar.gz."""
     student: str | None = Field(
         None, pattern=r"^[a-z][a-z0-9_]{0,31}$", description="a student's name", examples=["tiny"]
     )
-    """With run: one of several students that it trained. The channel holds the content of its folder."""
+    """With run: one of the students that it trained. The channel holds the content of its folder."""
     s3: S3Uri | None = Field(None, description="an s3:// address", examples=[A_FOLDER_IN_S3])
     """Everything below a prefix in S3, or a manifest."""
     fsx: str | None = Field(
@@ -172,8 +172,8 @@ class Input(Part):
     mode: Literal["File", "FastFile", "Pipe"] | None = Field(
         None, description="File, FastFile or Pipe", examples=["FastFile"]
     )
-    """How data in S3 reach the hosts: File copies them to disk before the script starts, FastFile streams each file when it is read,
-    Pipe streams through a named pipe. null: File."""
+    """How data in S3 reach the hosts. File copies them to disk before the script starts. FastFile streams each file when it is read. Pipe
+    streams through a named pipe. null: File."""
     sharded: bool | None = Field(None, description="true or false")
     """With S3: each host gets a share of the objects instead of all (ShardedByS3Key). null: false."""
     data_type: Literal["S3Prefix", "ManifestFile", "AugmentedManifestFile"] | None = Field(
@@ -233,7 +233,7 @@ class Input(Part):
 
 
 class Secret(Part):
-    """Where a secret's value comes from when a run starts: `env`, the environment of who starts it, or AWS Secrets Manager."""
+    """Where a secret's value comes from when a run starts: `env`, the environment of whoever starts it, or AWS Secrets Manager."""
 
     secretsmanager: str | None = Field(
         description="a secret's name or ARN: letters, digits and / _ + = . @ - :",
@@ -241,7 +241,7 @@ class Secret(Part):
         max_length=2048,
         examples=["team/hugging-face"],
     )
-    """A secret of AWS Secrets Manager. On SageMaker the job's role reads it, on this machine your own credentials do.
+    """A secret in AWS Secrets Manager. On SageMaker the job's role reads it; on this machine your own credentials do.
     https://docs.aws.amazon.com/secretsmanager/latest/apireference/API_CreateSecret.html"""
     key: str | None = Field(
         None,
@@ -249,7 +249,7 @@ class Secret(Part):
         pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]+$",
         examples=["token"],
     )
-    """With a secret that is a JSON object: the field that holds the value. null: the whole text."""
+    """If the secret is a JSON object: the field that holds the value. null: the secret's whole text."""
 
     @model_validator(mode="before")
     @classmethod
@@ -338,7 +338,7 @@ class Debugger(Part):
     output: S3Uri | None = Field(
         None, description="an s3:// address; null: the job's output", examples=[A_FOLDER_IN_S3]
     )
-    hook_parameters: dict[str, str] = Field(default_factory=dict, description="texts by name")
+    hook_parameters: dict[str, str] = Field(default_factory=dict, description="strings by name")
     """The hook's parameters (HookParameters)."""
     collections: dict[str, dict[str, str]] = Field(
         default_factory=dict,

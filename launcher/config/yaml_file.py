@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -106,9 +107,16 @@ def read(path: str | Path) -> Config:
     """Read a YAML config: a file, or the built-in config of that name.
 
     Raises:
-        UserError: there is no such config, it is empty, not YAML or not a mapping, or it gives a key twice.
+        UserError: there is no such config, it is a script, empty, not YAML or not a mapping, or it gives a key twice.
     """
     path = builtin_configs.located(path)
+    if path.suffix == ".py" and path.is_file():
+        init, watch = (
+            shlex.join(["launcher", *words, str(path)]) for words in (["init", "--script"], ["watch", "--", "python"])
+        )
+        raise mistake(
+            str(path), "a Python script, not a config", f"{init} writes a config for it; {watch} runs it as it is"
+        )
     return parse(text_of(path), str(path))
 
 

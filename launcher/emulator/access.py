@@ -25,7 +25,7 @@ from botocore.credentials import Credentials
 from moto.core.request import environ_key_for_header
 from werkzeug.wrappers import Response
 
-from launcher.emulator import wire
+from launcher.emulator import router
 
 NAMES = ("127.0.0.1", "localhost")
 
@@ -149,7 +149,7 @@ class Version2:
             raise Refused("expired", "the presigned URL has expired")
 
 
-class Gate:
+class Authenticator:
     """WSGI middleware that passes on only requests signed with its keys."""
 
     def __init__(self, inside: Any, keys: Sequence[Credentials]):
@@ -228,9 +228,9 @@ def _body(environ: dict[str, Any]) -> bytes:
         Refused: it is too large or cannot be read.
     """
     try:
-        return wire.body(environ)
-    except wire.BodyTooLarge:
-        raise Refused("length", f"the emulator takes bodies of up to {wire.MAX_BODY:,} bytes") from None
+        return router.body(environ)
+    except router.BodyTooLarge:
+        raise Refused("length", f"the emulator takes bodies of up to {router.MAX_BODY:,} bytes") from None
     except OSError as error:
         raise Refused("chunks", f"the request's body cannot be read: {error}") from None
 
@@ -238,7 +238,7 @@ def _body(environ: dict[str, Any]) -> bytes:
 def _answer(environ: dict[str, Any], refused: Refused) -> Response:
     """AWS's answer to a refused request, in the protocol of its service."""
     of_s3, of_query, of_json = CODES[refused.wrong]
-    _, service = wire.scope(environ)
+    _, service = router.scope(environ)
     if service == "ec2":
         around, code = "<Response><Errors>{}</Errors></Response>", "AuthFailure"
     elif environ.get("CONTENT_TYPE", "").startswith("application/x-www-form-urlencoded"):
@@ -246,6 +246,6 @@ def _answer(environ: dict[str, Any], refused: Refused) -> Response:
     elif service in ("", "s3") and "HTTP_X_AMZ_TARGET" not in environ:
         around, code = "{}", of_s3
     else:
-        return wire.error(of_json, str(refused), 403)
+        return router.error(of_json, str(refused), 403)
     error = f"<Error><Code>{code}</Code><Message>{escape(str(refused))}</Message></Error>"
     return Response(around.format(error), 403, {"x-amzn-ErrorType": code}, content_type="application/xml")

@@ -12,7 +12,7 @@ from typing import Any
 from moto.backends import get_backend
 from werkzeug.wrappers import Response
 
-from launcher.emulator.wire import AwsError, Call
+from launcher.emulator.router import AwsError, Call
 
 ACCOUNT = "123456789012"
 """moto's account, which AWS's documentation uses too."""

@@ -9,7 +9,7 @@ from typing import Any
 import botocore.session
 
 from launcher.emulator.account import ACCOUNT
-from launcher.emulator.wire import AwsError, Call
+from launcher.emulator.router import AwsError, Call
 
 SERVICE = "AmazonSageMaker"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import botocore.session
 
-from launcher.emulator.wire import AwsError
+from launcher.emulator.router import AwsError
 
 
 def check_shapes(service: str, operation: str, parameters: dict[str, Any]) -> None:

@@ -17,11 +17,11 @@ from werkzeug.wrappers import Response
 
 from launcher.config import defaults
 from launcher.emulator import account
-from launcher.emulator.access import Gate, new_credentials
+from launcher.emulator.access import Authenticator, new_credentials
 from launcher.emulator.catalogs import PriceList, Quotas
 from launcher.emulator.execution import Services
+from launcher.emulator.router import Call, Router
 from launcher.emulator.training_jobs import TrainingJobs
-from launcher.emulator.wire import Call, Wire
 
 _one = threading.Lock()
 """Held while an emulator runs: moto's state is global to the process."""
@@ -71,7 +71,7 @@ class Emulator:
             self._clients: dict[tuple[str, str], Any] = {}
             self._clients_lock = threading.Lock()
             self._prices, self._quotas = PriceList(), Quotas()
-            self._wire = Wire(
+            self._router = Router(
                 DomainDispatcherApplication(create_backend_app),
                 {
                     ("fsx", "DescribeFileSystems"): self._describe_file_systems,
@@ -80,8 +80,8 @@ class Emulator:
                 },
             )
             self._key, self._sagemaker_key = new_credentials(), new_credentials(account.SAGEMAKER)
-            gate = Gate(self._wire, [self._key, self._sagemaker_key])
-            self._server = make_server("127.0.0.1", port, gate, threaded=True, request_handler=QuietHandler)
+            authenticator = Authenticator(self._router, [self._key, self._sagemaker_key])
+            self._server = make_server("127.0.0.1", port, authenticator, threaded=True, request_handler=QuietHandler)
         except BaseException:
             _one.release()
             raise
@@ -91,7 +91,7 @@ class Emulator:
             Services(self._environment(self._sagemaker_key), self._client, self.file_systems),
             self._quotas,
         )
-        self._wire.answers |= self.jobs.answers()
+        self._router.handlers |= self.jobs.handlers()
         self._thread = threading.Thread(target=self._server.serve_forever, name="emulator", daemon=True)
         self._thread.start()
         self._closed = False

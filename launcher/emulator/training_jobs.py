@@ -11,8 +11,8 @@ from werkzeug.wrappers import Response
 from launcher.emulator.catalogs import Quotas
 from launcher.emulator.constraints import check_combination, check_shapes
 from launcher.emulator.execution import Execution, Services
+from launcher.emulator.router import AwsError, Call, Handler
 from launcher.emulator.training_job import TrainingJob
-from launcher.emulator.wire import Answer, AwsError, Call
 
 NOT_EMULATED = ("Search",)
 """moto would answer these from its own records, in which no job ever runs."""
@@ -31,9 +31,9 @@ class TrainingJobs:
         """(region, name) -> job."""
         self.executions: list[Execution] = []
 
-    def answers(self) -> dict[tuple[str, str], Answer]:
-        """(service, operation) -> what answers it."""
-        operations: dict[str, Answer] = {
+    def handlers(self) -> dict[tuple[str, str], Handler]:
+        """By (service, operation), what answers it."""
+        operations: dict[str, Handler] = {
             "CreateTrainingJob": self.create,
             "ListTrainingJobs": self.page,
             "DescribeTrainingJob": lambda call: self.find(call).describe(),
@@ -41,7 +41,7 @@ class TrainingJobs:
             "UpdateTrainingJob": self.update,
             **dict.fromkeys(NOT_EMULATED, self.refuse),
         }
-        return {("sagemaker", operation): answer for operation, answer in operations.items()}
+        return {("sagemaker", operation): handler for operation, handler in operations.items()}
 
     def create(self, call: Call) -> dict[str, Any] | Response:
         """Check the request, hand it to moto, which keeps its tags, and start the job."""

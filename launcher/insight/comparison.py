@@ -11,7 +11,7 @@ from typing import Any
 
 from launcher.aws import catalog
 from launcher.config.issues import mistake
-from launcher.insight import page, pictures, speed, summary, windows
+from launcher.insight import page, pictures, report_text, speed, summary, windows
 from launcher.insight.control import Comparability, comparability
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.evidence import Evidence
@@ -94,14 +94,27 @@ class Comparison:
         sizes differ. None if a run lacks the phase."""
         tables = []
         for evidence in self._common:
-            batch = evidence.settings.get("global_batch_size")
-            each = batch if self._batches_differ and isinstance(batch, int) else 1
+            each = self._per_step(evidence)
             found = {name: seconds / each for name, seconds, _ in summary.phase_rows(evidence)}
             if evidence.step_seconds:
                 found["step"] = evidence.step_seconds / each
             tables.append(found)
         names = summary.in_order({name: 0.0 for found in tables for name in found if name != "step"})
         return [(name, tables[0].get(name), tables[1].get(name)) for name in [*names, "step"]] if any(tables) else []
+
+    def _with_pauses(self) -> list[tuple[str, float | None, float | None]]:
+        """The row for all of the training: pauses, and steps that took longer than usual, are shared among the steps."""
+        means = []
+        for evidence in self._common:
+            each = self._per_step(evidence)
+            steps = windows.steps_done(evidence.ranks[0]) if evidence.ranks else 0
+            means.append(evidence.training_seconds / steps / each if steps and evidence.training_seconds else None)
+        return [("step, all time counted", means[0], means[1])] if any(means) else []
+
+    def _per_step(self, evidence: Evidence) -> int:
+        """What the seconds of a run's step are divided by: its images if the batch sizes differ, else 1."""
+        batch = evidence.settings.get("global_batch_size")
+        return batch if self._batches_differ and isinstance(batch, int) else 1
 
     @property
     def _batches_differ(self) -> bool:
@@ -179,7 +192,7 @@ class Comparison:
         unit, factor = self._unit
         phases = [
             [labelled(name), *("-" if value is None else f"{value * factor:.2f}" for value in (a, b)), _times(a, b)]
-            for name, a, b in self.phases()
+            for name, a, b in [*self.phases(), *self._with_pauses()]
         ]
         settings = [[name, *apart(a, b)] for name, a, b in self.changed()]
         device_hours = (
@@ -194,7 +207,7 @@ class Comparison:
                 ["run", "device", "number", "hours", "epochs", "hours an epoch", "reduction ratio", device_hours],
                 results,
             ),
-            (["phase", f"before, {unit}", f"after, {unit}", "after / before"], phases),
+            (["phase of a usual step", f"before, {unit}", f"after, {unit}", "after / before"], phases),
             (["operators that took longest before", "and after"], operators),
             (["setting", "before", "after"], settings),
         ]
@@ -207,6 +220,16 @@ class Comparison:
         return " and ".join(f"{source} has {length}" for source, length in said if length)
 
     @property
+    def _untimed(self) -> str:
+        """Which runs have no measured step, and why."""
+        said = []
+        for run in (self.before, self.after):
+            if not run.evidence.ranks:
+                why = report_text.incomplete(run.evidence) or run.measurements.not_measured.get("steps")
+                said.append(f"{run.measurements.source} has no measured step{f' ({why})' if why else ''}")
+        return " and ".join(dict.fromkeys(said))
+
+    @property
     def _per(self) -> str:
         """What the speed-up counts, and over how much of it if the runs differ in length."""
         unit, each = work_of_a_step(*self._common)
@@ -217,16 +240,16 @@ class Comparison:
     def sentences(self) -> list[str]:
         """Whether the runs can be compared, the speed-up, and whether fixes brought the expected one."""
         if self.measured is None:
-            return []
+            return [f"no speed-up: {self._untimed}; compare runs whose steps were measured"]
         runs = self.before.evidence, self.after.evidence
         if short := self.too_short:
             return [
-                f"too short to compare: {short}; as measured {self.measured}, {self._per}, which a longer run may turn round"
+                f"too short to compare: {short}; as measured {self.measured}, {self._per}, which a longer run may reverse"
             ]
         if self.speedup is None:
             first = [
                 self.comparability.sentence,
-                f"measured: {self.measured}, {self._per}, by the change and by what else differed",
+                f"measured: {self.measured}, {self._per}, due to the change and to other differences",
             ]
         else:
             no_range = ", too short for a range" if self.speedup.low is None else ""
@@ -237,7 +260,7 @@ class Comparison:
         return [
             *first,
             *([f"MFU {_share(utilised[0])} before, {_share(utilised[1])} after"] if any(utilised) else []),
-            *([f"{more:.1f} s more until the first step are counted"] if more else []),
+            *([f"included: {more:.1f} s more until the first step"] if more else []),
             *map(str, self.kept()),
         ]
 

@@ -178,7 +178,7 @@ def _unlike(before: Evidence, after: Evidence, touches: dict[str, Touch]) -> lis
     pairs["dataset"] = sets[0], sets[1]
     differing = [f"{what} {a} before, {b} after" for what, (a, b) in pairs.items() if None not in (a, b) and a != b]
     other = [name for name, touch in touches.items() if touch.is_another_job]
-    return [*differing, *([f"{listed(other)} differs, which makes it another job"] if other else [])]
+    return [*differing, *([f"{listed(other)} differs, so these are different jobs"] if other else [])]
 
 
 def _cores(evidence: Evidence) -> float | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.config.issues import mistake
-from launcher.record.records import RunFolder
+from launcher.config.issues import UserError, mistake
+from launcher.record import records
+from launcher.record.records import DamagedRecord, RunFolder
 
 if TYPE_CHECKING:
     from launcher.insight.comparison import Comparison
@@ -41,7 +43,45 @@ def diagnose(source: str) -> Diagnosis:
     with numpy_needed("diagnose"):
         from launcher.insight.diagnosis import Diagnosis
         from launcher.insight.measurements import read
-    return Diagnosis(read(source))
+    found = read(source)
+    return Diagnosis(replace(found, facts={**found.facts, **_end(source)}))
+
+
+def _end(source: str) -> dict[str, object]:
+    """Facts about how a source's run ended: its state, also if its supervisor was killed, and run_seconds; {} if it goes on, or if
+    the source is no run."""
+    if source.startswith("s3://"):
+        return {}
+    folder = RunFolder(Path(source).absolute())
+    if folder.path.is_dir() and not folder.plan.is_file():
+        return {}
+    run = folder if folder.path.is_dir() else records.find(source)
+    state, seconds = run.state(), run.read(run.outcome).get("seconds")
+    return {"state": state, "run_seconds": seconds} if state in records.OVER else {}
+
+
+def chosen(source: str, log: Callable[[str], None]) -> str:
+    """The source; for a job's name the folder of the run to diagnose. That is the latest, unless it failed, or was stopped before its
+    first step, and an earlier one completed.
+
+    Args:
+        log: receives a line if it is not the latest.
+    """
+    if source.startswith("s3://") or Path(source).is_dir():
+        return source
+    latest = records.find(source)
+    try:
+        state = latest.state()
+    except DamagedRecord:
+        return source
+    if latest.name == source or not (state == records.FAILED or (state == records.STOPPED and speed(latest) is None)):
+        return source
+    try:
+        completed = records.find(source, completed=True)
+    except UserError:  # there is none
+        return source
+    log(f"{source}: {completed.name}, its latest completed run; {latest.name} is {state}: launcher show {latest.name}")
+    return str(completed.path)
 
 
 def with_probe(observed: Measurements, probe: Probe | str) -> Diagnosis:

@@ -7,6 +7,7 @@ import functools
 import numpy as np
 
 from launcher.insight.host_evidence import FEW_SAMPLES, HostEvidence
+from launcher.insight.measurements import Host
 
 IDLE_GPU = 0.3
 """Idle share of a GPU from which something starves it: the threshold of Debugger's LowGPUUtilization, 70 % use."""
@@ -43,15 +44,27 @@ class Evidence(HostEvidence):
 
     @functools.cached_property
     def gpu_means(self) -> dict[str, float]:
-        """The same for the run's own GPUs: on a host whose ranks were timed, the busiest ones, one for each rank."""
+        """The same for the run's own GPUs. On a host whose ranks were timed these are the ranks' devices; if it was not recorded which, the
+        busiest ones, one for each rank: wrong where others use the machine too."""
         if self.facts.get("device") == "cpu":
             return {}
         own: dict[str, float] = {}
         for host in self.hosts:
             here = {name: mean for name, mean in self.all_gpu_means.items() if name.startswith(f"{host.name} ")}
-            busiest = sorted(here, key=here.__getitem__, reverse=True)[: self.local_ranks(host) if self.ranks else None]
-            own |= {name: mean for name, mean in here.items() if name in busiest}
+            devices = self._devices(host)
+            if devices is None:
+                ranks = self.local_ranks(host) if self.ranks else None
+                devices = {*sorted(here, key=here.__getitem__, reverse=True)[:ranks]}
+            own |= {name: mean for name, mean in here.items() if name in devices}
         return own
+
+    def _devices(self, host: Host) -> set[str] | None:
+        """`host gpu` of each device that the host's ranks train on; None: a rank's, or that of a GPU, was not recorded."""
+        names = {_plain(uuid): f"{host.name} {name}" for name, uuid in host.gpu_uuids.items()}
+        uuids = [steps.device_uuid for steps in self.ranks if steps.host == host.name]
+        devices = {names.get(_plain(uuid)) for uuid in uuids if uuid is not None}
+        known = {name for name in devices if name is not None}
+        return known if known and known == devices and None not in uuids else None
 
     @functools.cached_property
     def gpu_idle(self) -> float | None:
@@ -162,3 +175,8 @@ class Evidence(HostEvidence):
         if not self.ranks:
             return self.why_no_steps
         return self.measurements.not_measured.get(name, f"{name} was not recorded")
+
+
+def _plain(uuid: str) -> str:
+    """A GPU's UUID without NVML's prefix, which torch leaves out."""
+    return uuid.lower().removeprefix("gpu-")

@@ -124,7 +124,7 @@ class Gain:
         return 1 / (1 - min(self.share, MAX_SHARE))
 
     @property
-    def said(self) -> str:
+    def text(self) -> str:
         """The range and the point, or the bound, in words."""
         if self.expected is None:
             return f"at most {self.at_most:.2f}"
@@ -134,7 +134,7 @@ class Gain:
         return f"{low:.2f} to {high:.2f} ({percent(CONFIDENCE)}), about {value:.2f}"
 
     def __str__(self) -> str:
-        return f"speed-up {self.said}{f' ({self.formula})' if self.expected is None else f'; {self.formula}'}"
+        return f"speed-up {self.text}{f' ({self.formula})' if self.expected is None else f'; {self.formula}'}"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""

@@ -16,13 +16,21 @@ def bounded(share: float, formula: str = "") -> Gain:
         formula: of the bound, or why only the bound is known; "": the bound's own.
     """
     share = min(max(share, 0.0), 1.0)
-    return Gain(share=share, formula=formula or f"1 / (1 - {share:.2f})")
+    return Gain(share=share, formula=formula or amdahl(share))
+
+
+def amdahl(share: float) -> str:
+    """The formula of a bound, `1 / (1 - 0.653)`: the share with two digits, or as many as give the bound as it is printed."""
+    share = min(share, MAX_SHARE)
+    exact = f"{1 / (1 - share):.2f}"
+    digits = (n for n in range(2, 9) if round(share, n) < 1 and f"{1 / (1 - round(share, n)):.2f}" == exact)
+    return f"1 / (1 - {share:.{next(digits, 9)}f})"
 
 
 def of_other_fixes(finding: Finding) -> Gain:
     """The gain of a finding if the run already has its first fix, which the rule's gain is for."""
     share = finding.share or 0.0
-    return bounded(share, f"1 / (1 - {share:.2f}); how much of it the fixes that are left save is not known")
+    return bounded(share, f"{amdahl(share)}; how much of it the remaining fixes save is not known")
 
 
 def estimated(evidence: Evidence, kind: str, share: float, left: float, formula: str, unsure: float = 1.0) -> Gain:
@@ -88,7 +96,10 @@ def compiling(evidence: Evidence) -> str:
     """What to say about a gain from compiling: it costs time once, which counts over the job's own length."""
     steps, seconds = job_steps(evidence), evidence.step_seconds
     if not steps or not seconds:
-        return "how much compiling saves is not known before, nor is the job's length, over which its time at the start counts"
+        return "how much compiling saves is not known beforehand, nor is the job's length, over which it must pay off"
     minutes = steps * seconds / 60
     share = percent(1 / (1 + minutes))
-    return f"how much compiling saves is not known before; a minute of it at the start is {share} of this job's {minutes + 1:.3g} minutes"
+    return (
+        "how much compiling saves is not known beforehand; a minute of it at the start is "
+        f"{share} of this job's {minutes + 1:.3g} minutes"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
@@ -116,9 +117,13 @@ class HostEvidence(StepEvidence):
 
     @functools.cached_property
     def ranks_each(self) -> float:
-        """Training processes per host: all hosts that train count, not only those whose record came back."""
-        known = self.recorded_hosts or len({steps.host for steps in self.ranks})
-        return (self.world_size or 1) / max(known, len(self.hosts), 1)
+        """Training processes per host that trains, on average: those that recorded steps; on hosts whose record did not come back, the rest
+        of the world size. Nodes that are watched one by one share a world, but each record has only its own host."""
+        recorded = Counter(steps.host for steps in self.ranks)
+        hosts = max(self.recorded_hosts or 0, len(recorded), len(self.hosts), 1)
+        if len(recorded) == hosts:
+            return recorded.total() / hosts
+        return max(self.world_size or 1, recorded.total()) / hosts
 
     def usable_cores(self, host: Host) -> float:
         """Cores that the processes may use: by affinity and quota if known, else all that there are."""

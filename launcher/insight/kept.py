@@ -49,7 +49,7 @@ class Kept:
             obtained += "" if self.is_inside is None else f", {'inside' if self.is_inside else 'outside'} the range"
         return (
             f"{self.setting} from {short(self.before)} to {short(self.after)} (advised: {short(self.advised)}): "
-            f"expected speed-up {self.gain.said}, {obtained}{f', together with {listed(self.beside)}' if self.beside else ''}"
+            f"expected speed-up {self.gain.text}, {obtained}{f', together with {listed(self.beside)}' if self.beside else ''}"
         )
 
 

@@ -53,6 +53,8 @@ class Host:
     """gpu0 … -> percent of time in which some kernel ran on it."""
     gpu_memory: Mapping[str, Series] = field(default_factory=dict)
     """gpu0 … -> percent used."""
+    gpu_uuids: Mapping[str, str] = field(default_factory=dict)
+    """gpu0 … -> the GPU's UUID, as NVML spells it: GPU-… SageMaker's agent records none."""
     disk: Mapping[str, Series] = field(default_factory=dict)
     """read, write -> bytes a second of all disks."""
     network: Mapping[str, Series] = field(default_factory=dict)
@@ -86,6 +88,8 @@ class Steps:
     """Name -> (n,): steps (of the window), slowest_step (seconds), images_per_second, memory_gib, cpu_seconds (per step, of the
     training process with all its threads), worker_cpu_seconds (per step, of all its worker processes), epoch_steps (of the current
     epoch, for an observed script whose loader has a length) …"""
+    device_uuid: str | None = None
+    """Of the rank's GPU, as torch spells it: without NVML's GPU-; None: not known."""
     servers: Mapping[str, np.ndarray] = field(default_factory=dict)
     """If other hosts make the images, name -> (n,): servers and threads (live ones that this rank asks), part (the share of all servers'
     threads that these are), and per window, not per step: images and megabytes (received from servers), alone (images made here),
@@ -287,7 +291,7 @@ def _measurements(
         raise mistake(
             "source",
             f"{source} holds no measurements",
-            "give a run (launcher runs lists them), a folder with profiler-output, or an s3:// prefix of one; a run measures itself where "
+            "give a run (launcher runs lists them), a folder with profiler-output, or an s3:// prefix of one; a run measures itself if "
             "its script steps an optimizer, unless `observe`, or hyperparameters.system_monitor of this kit's scripts, is false",
         )
     chosen, thinned = system_files.thin(system, max_bytes)
@@ -302,7 +306,7 @@ def _measurements(
     if script is not None:
         seen = ranks.script or Script()
         script = replace(script, parts=seen.parts, lines=seen.lines, other_ranks=seen.other_ranks)
-        settings = {**script.settings(), **_images_per_step(steps)}
+        settings = {**script.settings(), **_global_batch_size(steps, script, facts.get("world_size"))}
     settings, wrong_settings = shapes.readable(shapes.SETTINGS, {**(settings or {}), **ranks.settings})
     return Measurements(
         source=source,
@@ -323,14 +327,24 @@ def _measurements(
     )
 
 
-def _images_per_step(steps: tuple[Steps, ...]) -> dict[str, int]:
-    """The global batch size of an observed script: its images per second times the seconds of its steps."""
+def _global_batch_size(steps: tuple[Steps, ...], script: Script, world_size: Any) -> dict[str, int]:
+    """That of an observed script: its images per second times the seconds of its steps.
+
+    Windows with an epoch's last, smaller batch have fewer, and how many these are depends on how fast steps are. So it is a whole number
+    of its DataLoader's batches in every process, if it has one for training.
+    """
     if not steps or "images_per_second" not in steps[0].extra:
         return {}
     images = steps[0].extra["images_per_second"] * steps[0].seconds["step"]
     known = images[np.isfinite(images)]
-    usual = round(float(np.median(known))) if len(known) else 0
-    return {"global_batch_size": usual} if usual >= 1 else {}
+    usual = float(np.median(known)) if len(known) else 0.0
+    loaders = script.loaders("training")
+    # an epoch of a single batch may have fewer images than the batch size
+    size = loaders[0].values.get("batch_size") if len(loaders) == 1 and loaders[0].values.get("batches") != 1 else None
+    if isinstance(size, int) and isinstance(world_size, int) and usual > 0:
+        whole = max(1, size * world_size)
+        usual = whole * max(1, round(usual / whole))
+    return {"global_batch_size": round(usual)} if round(usual) >= 1 else {}
 
 
 def _host(name: str, series: Mapping[system_files.Key, tuple[np.ndarray, np.ndarray]]) -> Host:
@@ -344,6 +358,8 @@ def _host(name: str, series: Mapping[system_files.Key, tuple[np.ndarray, np.ndar
     def one(found: dict[str, Series]) -> Series | None:
         return next(iter(found.values()), None)
 
+    uuids = {gpu: uuid for kind, gpu, uuid in left if kind == "identity"}
+    take(lambda kind, _, __: kind == "identity")
     limits = one(take(lambda _, name, __: name == "MemoryLimitBytes"))
     usable = one(take(lambda _, name, __: name == "UsableCores"))
     disk = take(lambda kind, name, _: kind == "i/o" and name.endswith("ThroughputInBytesPerSecond"))
@@ -356,6 +372,7 @@ def _host(name: str, series: Mapping[system_files.Key, tuple[np.ndarray, np.ndar
         memory=one(take(lambda _, name, __: name == "MemoryUsedPercent")),
         gpus=take(lambda _, __, dimension: dimension == "GPUUtilization"),
         gpu_memory=take(lambda _, __, dimension: dimension == "GPUMemoryUtilization"),
+        gpu_uuids=uuids,
         disk={short: disk[long] for short, long in _DISK.items() if long in disk},
         network={short: network[long] for short, long in _NETWORK.items() if long in network},
         throttled=one(take(lambda _, name, __: name == "CPUThrottledPercent")),

@@ -36,8 +36,8 @@ def fragment(evidence: Evidence, report: Report) -> str:
         f"<div class='diagnosis'><h2>{escape(report_text.headline(evidence, report))}</h2>"
         f"<p class='about'>{escape(evidence.measurements.source)} · {escape(report_text.about(evidence))}</p>"
         + _about(start_up.sentence(evidence))
-        + _about(utilisation.said(evidence))
-        + _about(servers.said(evidence))
+        + _about(utilisation.sentence(evidence))
+        + _about(servers.sentence(evidence))
         + _unreadable(evidence)
         + html.image(pictures.one_run(evidence))
         + findings(report)
@@ -65,7 +65,7 @@ def _run(evidence: Evidence, report: Report, place: int) -> str:
     headline = escape(report_text.headline(evidence, report)).replace(" %", "&nbsp;%")
     return (
         f"<section><p class='about'>{source}</p><h1>{headline}</h1><p class='about'>{escape(report_text.about(evidence))}</p>"
-        f"{_about(start_up.sentence(evidence))}{_about(utilisation.said(evidence))}{_about(servers.said(evidence))}{_unreadable(evidence)}"
+        f"{_about(start_up.sentence(evidence))}{_about(utilisation.sentence(evidence))}{_about(servers.sentence(evidence))}{_unreadable(evidence)}"
         f"{_course(evidence)}{findings(report)}<div id='charts-{place}'></div>"
         f"{_section('Ranks, slowest first', rank_bars(evidence))}{_section('Phases of a usual step', phase_table(evidence))}"
         f"{_section('Operators that take longest', operator_table(evidence))}"
@@ -242,7 +242,7 @@ def _finding(finding: Finding, *, is_first: bool) -> str:
     if to_do and finding.gain:
         to_do.append(("gain", escape(str(finding.gain))))
     above = {"fix", *(name for name, _ in to_do)}
-    why = definition_list([(name, value) for name, value, _ in report_text.said(finding) if name not in above])
+    why = definition_list([(name, value) for name, value, _ in report_text.details(finding) if name not in above])
     is_open = " open" if is_first or not to_do else ""
     return (
         f"<li class='{finding.level}'><h3>{title} <span class='share'>{taken}</span></h3>{_definition_list(to_do)}"

@@ -246,7 +246,7 @@ def _answer(probe: Probe, unlike: str) -> ProbeAnswer:
 
 
 def _title(probe: Probe) -> str:
-    faster = f"speed-up {probe.one_batch / probe.speed:.2f}"
+    faster = f"speed-up of {probe.one_batch / probe.speed:.2f}"
     share = percent(probe.input_share)
     if probe.bound == "input":
         return f"Input-bound: one batch over and over brings a {faster}, so {share} of a step goes into its input"
@@ -368,7 +368,7 @@ def _said(finding: Finding, probe: Probe) -> str | None:
             return None  # it does not show what the servers wait for, nor what they do with the cores to themselves
         return f"confirmed: {alone}, and servers alone bring {probe.fastest.images_per_second:.4g} images/s"
     if finding.kind in ("too_few_workers", "too_many_workers"):
-        return _said_of_workers(finding.kind, probe)
+        return _verdict_on_workers(finding.kind, probe)
     if probe.with_workers is not None and probe.helped:
         return f"refuted: with {_counted(probe.with_workers[0])}, the speed-up of whole steps is {probe.gained:.2f}"
     if probe.fastest is None:
@@ -392,7 +392,7 @@ def _refuted_if(holds: bool, reason: str) -> str | None:
     return f"refuted: {reason}" if holds else None
 
 
-def _said_of_workers(kind: str, probe: Probe) -> str | None:
+def _verdict_on_workers(kind: str, probe: Probe) -> str | None:
     """Whether there are too few or too many workers."""
     few = kind == "too_few_workers"
     if probe.today is None:

@@ -10,8 +10,9 @@ from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding, percent
 from launcher.insight.phases import labelled
 from launcher.insight.report import Report
+from launcher.record.records import FAILED, STOPPED
 from launcher.show.table import Table
-from launcher.show.text import counted
+from launcher.show.text import counted, duration
 
 WIDTH = 110
 """Columns of running text."""
@@ -26,6 +27,8 @@ def headline(evidence: Evidence, report: Report) -> str:
     left = [one for one in report.findings if one.level == "bottleneck" and not one.refuted]
     if report.probe is not None and report.probe.speaks and not left:
         return report.probe.title
+    if ended := without_steps(evidence):
+        return f"{ended}. {titled(report.findings[0])}" if report.findings else ended
     if report.too_short:
         short = f"{report.too_short}: too short to judge"
         return f"{short}. {titled(report.findings[0])}" if report.findings else short
@@ -43,14 +46,31 @@ def headline(evidence: Evidence, report: Report) -> str:
         return (
             f"No bottleneck found in what was measured: {percent(compute)} of each step is the models' own arithmetic"
         )
+    found = "No bottleneck found in what was measured" if evidence.ranks else "no step was measured"
     if evidence.gpu_idle is not None and evidence.gpu_idle < 0.3:
-        return f"No bottleneck found in what was measured: GPUs busy {percent(1 - evidence.gpu_idle)} of the time"
-    return "No bottleneck found in what was measured"
+        return f"{found}: GPUs busy {percent(1 - evidence.gpu_idle)} of the time"
+    return found
+
+
+def incomplete(evidence: Evidence) -> str:
+    """The state of a run that ended without completing; "" for any other, or if it is not known."""
+    state = evidence.facts.get("state")
+    return str(state) if state in (FAILED, STOPPED) else ""
+
+
+def without_steps(evidence: Evidence) -> str:
+    """How a run ended that has no measured step and did not complete, and where the reason is; "" for any other."""
+    state, seconds = incomplete(evidence), evidence.facts.get("run_seconds")
+    if evidence.ranks or not state:
+        return ""
+    after = f" after {duration(seconds)}" if isinstance(seconds, (int, float)) else ""
+    return f"{state}{after}, no step measured; launcher show {evidence.measurements.source} has the reason"
 
 
 def about(evidence: Evidence) -> str:
     """What ran, and which part of it was measured, in one line."""
-    parts = [counted(len(evidence.measurements.hosts), "host")] if evidence.measurements.hosts else []
+    parts = [incomplete(evidence)] if evidence.ranks and incomplete(evidence) else []
+    parts += [counted(len(evidence.measurements.hosts), "host")] if evidence.measurements.hosts else []
     world_size, step_seconds = evidence.world_size, evidence.step_seconds
     if world_size is not None and step_seconds is not None:
         parts.append(counted(world_size, "process", "processes"))
@@ -72,9 +92,9 @@ def text(evidence: Evidence, report: Report) -> str:
     lines = [f"{evidence.measurements.source}: {headline(evidence, report)}"]
     lines += [f"  {about(evidence)}"] if about(evidence) else []
     lines += _wrapped("  ", start_up.sentence(evidence))
-    lines += _wrapped("  ", utilisation.said(evidence))
+    lines += _wrapped("  ", utilisation.sentence(evidence))
     lines += [f"  {evidence.measurements.sampled}"] if evidence.measurements.sampled else []
-    lines += _wrapped("  ", servers.said(evidence))
+    lines += _wrapped("  ", servers.sentence(evidence))
     lines += _wrapped("  could not be read: ", unreadable(evidence))
     if report.probe is not None:
         lines += ["", *_wrapped("probe: ", report.probe.title)]
@@ -145,7 +165,7 @@ def taken(finding: Finding) -> str:
     return f"{share}; refuted" if finding.refuted else share
 
 
-def said(finding: Finding) -> Iterator[tuple[str, str, bool]]:
+def details(finding: Finding) -> Iterator[tuple[str, str, bool]]:
     """All of a finding but its title, as (evidence, cause, fix, advice …; the text; whether that is a command)."""
     for number in finding.evidence:
         yield "evidence", number, False
@@ -165,7 +185,7 @@ def said(finding: Finding) -> Iterator[tuple[str, str, bool]]:
 def _finding(number: int, finding: Finding) -> list[str]:
     lines = _wrapped(f"{number}. ", f"{titled(finding)} ({taken(finding)})")
     before = ""
-    for name, value, is_command in said(finding):
+    for name, value, is_command in details(finding):
         head = f"   {'' if name == before else name:<8}  "
         lines += (
             [f"{head}{value}"] if is_command else _wrapped(head, value)

@@ -142,19 +142,31 @@ class Script:
         # FSDP has a policy, which was not recorded
         return None if self.is_sharded or "allow_tf32" not in latest else "fp32"
 
+    @property
+    def convolves_in_tf32(self) -> bool:
+        """Whether most of the trained model's arithmetic is convolutions, in TF32 on GPUs that have it: more of them than matrices.
+        cuDNN's switch is on by default, unlike that of matrix products. False if it was not recorded, as by earlier observers."""
+        model, switches = self.trained_model, [part.values for part in self.parts if part.of == "precision"]
+        if model is None or not switches or not switches[-1].get("cudnn_allow_tf32"):
+            return False
+        return bool(model.values.get("convolutions", 0) > model.values.get("matrices", 0))
+
     def settings(self) -> dict[str, Any]:
         """The settings that rules look at, under the kit's names; and the arguments under their own keys."""
         found: dict[str, Any] = {}
-        loader = self.loader("training")
-        if loader is not None:
-            for name in ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers"):
-                found[name] = loader.values.get(name)
-            if len(self.loaders("training")) == 1:  # of several in a step, none is the step's
-                found["batch_size_per_device"] = loader.values.get("batch_size")
+        loaders = self.loaders("training")
+        if loaders:
+            for name in ("pin_memory", "prefetch_factor", "persistent_workers"):
+                found[name] = loaders[0].values.get(name)
+            workers = [part.values.get("num_workers") for part in loaders]
+            known = [number for number in workers if number is not None]
+            found["num_workers"] = sum(known) if known else None
+            if len(loaders) == 1:  # of several in a step, none is the step's
+                found["batch_size_per_device"] = loaders[0].values.get("batch_size")
         if self.parts:
             found |= {"precision": self.precision, "compile": self.part("compile") is not None}
-        known = {name: value for name, value in found.items() if value is not None}
-        return known | {self.key(name): value for name, value in self.arguments.items()}
+        settings = {name: value for name, value in found.items() if value is not None}
+        return settings | {self.key(name): value for name, value in self.arguments.items()}
 
     def key(self, argument: str) -> str:
         """What sets an argument: a key of the config, or an option of the command."""

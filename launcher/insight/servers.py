@@ -106,7 +106,7 @@ def happened(evidence: Evidence) -> Happened | None:
     return Happened(images=total("images"), alone=total("alone"), failures=total("failures"), late=total("late"))
 
 
-def said(evidence: Evidence) -> str:
+def sentence(evidence: Evidence) -> str:
     """What happened to servers, in one sentence; "" if other hosts made no images."""
     counts, now = happened(evidence), served(evidence)
     if counts is None:
@@ -114,11 +114,11 @@ def said(evidence: Evidence) -> str:
     with_threads = f" ({now.most_threads:.0f} threads)" if now is not None else ""
     parts = [f"in the logged steps {counts.images:,} images came from other hosts{with_threads}"]
     if counts.alone:
-        parts.append(f"{counts.alone:,} were made by the training processes, which no server could serve")
+        parts.append(f"the training processes made {counts.alone:,} themselves, since no server could")
     if counts.failures:
-        parts.append(f"servers failed {_times(counts.failures)}; what was lost was made anew")
+        parts.append(f"servers failed {_times(counts.failures)}; lost images were made again")
     if counts.late:
-        parts.append(f"{counts.late:,} parts of batches were late and asked for twice")
+        parts.append(f"{counts.late:,} parts of batches were late and requested twice")
     return "; ".join(parts)
 
 

@@ -49,6 +49,7 @@ class StartShape(TypedDict):
     torch: str | None
     threads: Count | None
     compute_capability: NotRequired[Speed | None]
+    device_uuid: NotRequired[str | None]
     observed: NotRequired[bool]
     """Whether the observer wrote it, for a user script."""
 
@@ -106,9 +107,12 @@ PartShape = TypedDict(
         "parameters": Count,
         "trainable": Count,
         "dtype": str | None,
+        "convolutions": Count,
+        "matrices": Count,
         "autocast": str | None,
         "matmul_precision": str,
         "allow_tf32": bool,
+        "cudnn_allow_tf32": bool,
         "world_size": Count,
         "groups": Count,
     },

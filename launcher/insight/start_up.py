@@ -18,7 +18,7 @@ def parts(evidence: Evidence) -> Parts:
     return sorted(found.items(), key=lambda part: -part[1])
 
 
-def said(start_parts: Parts) -> str:
+def parts_text(start_parts: Parts) -> str:
     """`imports 4.1 s, images 0.3 s`."""
     return ", ".join(f"{name.replace('_', ' ')} {seconds:.1f} s" for name, seconds in start_parts if seconds >= SMALL)
 
@@ -26,7 +26,7 @@ def said(start_parts: Parts) -> str:
 def longest(start_parts: Parts) -> str:
     """The longest part, in a sentence."""
     name, seconds = start_parts[0]
-    return f"{seconds:.0f} s of it pass with {metric_table().START.get(name, name)}"
+    return f"{seconds:.0f} s of it go to {metric_table().START.get(name, name)}"
 
 
 def sentence(evidence: Evidence) -> str:
@@ -34,4 +34,4 @@ def sentence(evidence: Evidence) -> str:
     seconds, start_parts = evidence.facts.get("seconds_to_first_step"), parts(evidence)
     if not isinstance(seconds, (int, float)) or not start_parts:
         return ""
-    return f"first step after {seconds:.1f} s: {said(start_parts)}"
+    return f"first step after {seconds:.1f} s: {parts_text(start_parts)}"

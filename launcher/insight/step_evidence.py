@@ -111,6 +111,19 @@ class StepEvidence:
         known = [self.phases[phase] for phase in phases if phase in self.phases]
         return min(MAX_SHARE, sum(known)) if known else None
 
+    @functools.cached_property
+    def device_share(self) -> float:
+        """Share of a step in its phases without the wait for data. On a GPU they are the device's own time, and a host that does not wait
+        for it gets its batches meanwhile: together with that wait they may take more than a step."""
+        return sum(share for name, share in self.phases.items() if name != "data_wait" and name not in parents())
+
+    @functools.cached_property
+    def lost_to_data(self) -> float | None:
+        """Share of a step that is saved if no step waits for data: the wait, except what the device's phases need of the step anyway. These
+        say more than an idle GPU's samples, which count gaps within the phases too. None: the wait was not measured."""
+        wait = self.share("data_wait")
+        return None if wait is None else min(wait, max(0.0, 1 - self.device_share))
+
     @property
     def forward_share(self) -> float | None:
         return self.share("student_forward", "forward")

@@ -84,13 +84,22 @@ def in_s3(prefix: str) -> list[SystemFile]:
             "source", "not installed: boto3, which reads S3", "make, or pip install -e '.[aws]', in this kit's folder"
         ) from None
     bucket, _, below_key = prefix.removeprefix("s3://").partition("/")
+    no_credentials = (
+        botocore.exceptions.NoCredentialsError,
+        botocore.exceptions.PartialCredentialsError,
+        botocore.exceptions.CredentialRetrievalError,
+        botocore.exceptions.ProfileNotFound,
+    )
 
     @contextlib.contextmanager
     def reported() -> Iterator[None]:
         try:
             yield
         except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
-            raise mistake("source", f"{prefix}: {error}", "check the address, and that `aws s3 ls` shows it") from error
+            fix = "check the address, and that `aws s3 ls` shows it"
+            if isinstance(error, no_credentials):
+                fix = "aws configure, or set AWS_PROFILE to a profile that `aws configure list-profiles` shows"
+            raise mistake("source", f"{prefix}: {error}", fix) from error
 
     def fetch(key: str) -> bytes:
         with reported():

@@ -207,7 +207,7 @@ def _read_one(file: Path, each: int, ranks: Ranks) -> None:
     rank, node = start["rank"], start["node"]
     ranks.stalls += [{"rank": rank, "host": node, **stall} for stall in stalls]
     if windows:
-        ranks.steps.append(_arrays(rank, node, windows))
+        ranks.steps.append({**_arrays(rank, node, windows), "device_uuid": start.get("device_uuid")})
 
 
 def _add_start(event: dict[str, Any], ranks: Ranks) -> None:

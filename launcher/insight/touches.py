@@ -65,6 +65,8 @@ TOUCHES = (
         by_workers=True,
     ),
     Touch(("pin_memory",), ("host_to_device",), "only the copy to the device starts from other memory"),
+    Touch(("numa_binding",), None, "the process and its workers use other cores"),
+    Touch(("copy_stream",), None, "copies to the device run beside the model's kernels"),
     Touch(
         ("precision", "matmul_precision"),
         ("augment", "teacher_forward", *MODEL, "optimizer", "evaluate"),
@@ -129,6 +131,7 @@ TOUCHES = (
         None,
         "threads hold Python's lock, which the training thread needs; with remote, other hosts make the batches",
     ),
+    Touch(("teacher_stream",), None, "the teacher's kernels run beside the student's"),
     Touch(("teacher_servers",), None, "other hosts run the teacher, whose logits come with the images"),
     Touch(("preprocessing",), None, "images are prepared elsewhere, such as on the device"),
     Touch(("global_batch_size", "batch_size_per_device"), None, "every phase works on another number of images"),

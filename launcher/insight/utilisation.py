@@ -50,7 +50,7 @@ def utilisation(evidence: Evidence) -> Utilisation | None:
     return Utilisation(mfu, dict(sorted(parts.items(), key=lambda part: -part[1])))
 
 
-def said(evidence: Evidence) -> str:
+def sentence(evidence: Evidence) -> str:
     """The utilisation in a few sentences, or why it is not known; "" if the run's record says nothing about arithmetic."""
     about = evidence.facts.get("arithmetic")
     if not isinstance(about, dict):
@@ -61,7 +61,7 @@ def said(evidence: Evidence) -> str:
         return f"{computed}no MFU: {about['why_no_mfu'] or 'no steps were timed'}"
     peaks = ", ".join(f"{peak:g} TFLOP/s in {name}" for name, peak in about.get("peak_tflops", {}).items())
     if found.mfu > 1:
-        return f"MFU {percent(found.mfu)} (peak {peaks}): more than there is, so the count of operations or the peak is wrong"
+        return f"MFU {percent(found.mfu)} (peak {peaks}): more than the peak, so the count of operations or the peak is wrong"
     rest = ", ".join(f"{percent(share)} {part}" for part, share in found.rest.items() if share >= SMALL)
     return f"MFU {percent(found.mfu)} (peak {peaks}). Rest of a step: {rest}"
 

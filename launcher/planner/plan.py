@@ -164,6 +164,8 @@ class Plan:
     """The run whose checkpoints this one starts from."""
     checked: bool = False
     """Whether `check` has looked online."""
+    code_checksum: str = ""
+    """`source_package.code_checksum` of `files` when planned; "" for other backends than SageMaker and if the plan has errors."""
 
     @property
     def errors(self) -> tuple[Issue, ...]:

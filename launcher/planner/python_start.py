@@ -23,6 +23,9 @@ PACKAGE = "launcher_observer"
 SWITCH = "LAUNCHER_OBSERVE"
 """The variable by which a job's environment switches the observer off, for all or for some of its processes."""
 
+OFF = ("false", "off", "no", "0")
+"""Its values that do, as in launcher_observer/start.py."""
+
 MEASURED_RUN = re.compile(rb"^\s*(?:from|import)\s+training\.engine\.run\b", re.MULTILINE)
 """What this kit's scripts have in common, and others that train with its loop."""
 
@@ -66,6 +69,6 @@ def why_not_observed(job: Job, files: list[SourceFile]) -> str:
         return f"{job.script} opens its run with training.engine.run, which measures it"
     if not job.observe:
         return "observe: false"
-    if job.environment.get(SWITCH, "").lower() == "false":
-        return f"environment.{SWITCH} is false"
+    if (value := job.environment.get(SWITCH, "")).lower() in OFF:
+        return f"environment.{SWITCH} is {value}"
     return ""

@@ -99,8 +99,11 @@ def nothing_found(folder: Path) -> Issue:
     ]
     fix = "name one with --script or --images; or make images to begin with: launcher prepare digits data/digits"
     if several:
-        option = ["--script", str(scripts[0])] if scripts else ["--images", str(images[0])]
+        split = [one for one in images if _channels(one)]  # the kit's classifier needs held-out images
+        option = ["--script", str(scripts[0])] if scripts else ["--images", str((split or images)[0])]
         found, fix = f"{found}; {'; '.join(several)}", f"choose one: {shlex.join(['launcher', 'init', *option])}"
+        if not scripts and not split:
+            fix = f"none has held-out images; choose one: {_commands_that_split(images[0])}"
     return Issue(key=str(folder), found=found, fix=fix)
 
 
@@ -230,15 +233,19 @@ def _refuse_for_the_classifier(images: Images) -> None:
             "sort them into a subfolder for each class, or name a script of your own with --script",
         )
     if "validation" not in images.channels:
-        target = _split_folder(folder)
-        prepare = shlex.join(["launcher", "prepare", str(folder), target])
-        again = shlex.join(["launcher", "init", "--images", target])
         raise mistake(
             "--images",
             f"{folder}: class folders without held-out images",
-            f"{prepare}, which holds out a quarter; then {again}",
+            _commands_that_split(folder),
             valid="a folder with train/ and validation/",
         )
+
+
+def _commands_that_split(folder: Path) -> str:
+    """How to start from class folders without held-out images."""
+    target = _split_folder(folder)
+    prepare = shlex.join(["launcher", "prepare", str(folder), target])
+    return f"{prepare}, which holds out a quarter; then {shlex.join(['launcher', 'init', '--images', target])}"
 
 
 def _split_folder(folder: Path) -> str:

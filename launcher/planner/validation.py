@@ -17,6 +17,7 @@ from launcher.config.issues import Issue, UserError, did_you_mean, near
 from launcher.config.job import Job
 from launcher.config.redaction import REDACTED, is_secret
 from launcher.config.sections import Input
+from launcher.config.yaml_edit import written
 from launcher.planner import groups, image_classes, made_folders, python_start
 from launcher.planner.source_package import IGNORE_FILE, SourceFile
 from launcher.record import records
@@ -96,13 +97,16 @@ def check(job: Job, source: Path, files: list[SourceFile], world_size: int) -> l
     hosts = groups.training_host_count(job) if job.compute.training_groups or alone else job.compute.instance_count
     if job.distribution == "none" and (hosts > 1 or (job.compute.processes_per_host or 1) > 1):
         asked = f"{hosts} hosts" if hosts > 1 else f"{job.compute.processes_per_host} processes a host"
+        wraps = (
+            "" if job.source is None else " and wrap the model in DistributedDataParallel"
+        )  # as this kit's scripts do
         issues.append(
             Issue(
                 key="distribution",
                 level="error" if job.source is None else "warning",  # a user's script may form its group itself
                 found=f"none, with {asked}: each process would train its own model",
                 valid="torchrun or smddp",
-                fix="write distribution: torchrun, unless the script itself connects SM_HOSTS",
+                fix=f"write distribution: torchrun{wraps}, unless the script itself connects SM_HOSTS",
             )
         )
     issues += _check_batch(job, source, world_size)
@@ -371,9 +375,11 @@ def _check_script(job: Job, source: Path, files: list[SourceFile]) -> Iterator[I
         own = [file.path for file in files if file.path.endswith(".py") and file.path.split("/")[0] not in PACKAGES]
         scripts = sorted({*own} - {*NO_ENTRY_SCRIPTS}, key=lambda path: (path.count("/"), path))
         fix = did_you_mean(job.script, scripts, "name a script in that folder, or set source to your own folder")
-        yield Issue(
-            key="script", found=f"{job.script}: no such file in {source}", valid=", ".join(scripts[:8]), fix=fix
-        )
+        valid, found, here = ", ".join(scripts[:8]), f"{job.script}: no such file in {source}", Path(job.script)
+        if job.source is None and here.is_file():  # a kit's script is looked for where no source is given
+            found += f", where this kit's scripts are; {here} is in the current folder"
+            valid, fix = "", f"write source: {written(str(here.parent))} and script: {here.name}"
+        yield Issue(key="script", found=found, valid=valid, fix=fix)
     elif files and job.script not in {file.path for file in files}:
         yield Issue(
             key="script",

@@ -36,8 +36,8 @@ def paths(sample: Sample) -> list[str]:
     """A sample's paths below the target."""
     if sample.mask is None:
         folder = sample.split if sample.label is None else f"{sample.split}/{sample.label}"
-        return [f"{folder}/{sample.stem}{sample.ending}"]
-    return [f"{sample.split}/images/{sample.stem}{sample.ending}", f"{sample.split}/masks/{sample.stem}.png"]
+        return [f"{folder}/{sample.stem}{sample.suffix}"]
+    return [f"{sample.split}/images/{sample.stem}{sample.suffix}", f"{sample.split}/masks/{sample.stem}.png"]
 
 
 def _write_all(target: Path, encoding: Encoding, samples: list[Sample], advance: Advance) -> tuple[int, dict[str, str]]:

@@ -37,10 +37,10 @@ class Sample(NamedTuple):
     """Draws its mask, or is the mask's path; None if it has none."""
 
     @property
-    def ending(self) -> str:
+    def suffix(self) -> str:
         """The written file's suffix: the source's if it is kept, else .png."""
-        ending = os.path.splitext(self.source)[1].lower()
-        return ending if ending in KEPT else ".png"
+        suffix = os.path.splitext(self.source)[1].lower()
+        return suffix if suffix in KEPT else ".png"
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,10 @@ def encode(sample: Sample, encoding: Encoding) -> tuple[bytes, bytes | None]:
         )
     size = _scaled_size(image.size, encoding.size)
     if size == image.size:
-        return untouched or _encoded(image, sample.ending, encoding), mask_file or _encoded_mask(mask)
+        return untouched or _encoded(image, sample.suffix, encoding), mask_file or _encoded_mask(mask)
     image = image.resize(size, resample=2, reducing_gap=3.0)  # bilinear, after halving while that loses nothing
     mask = mask.resize(size, resample=0) if mask is not None else None  # nearest, so that no new class values appear
-    return _encoded(image, sample.ending, encoding), _encoded_mask(mask)
+    return _encoded(image, sample.suffix, encoding), _encoded_mask(mask)
 
 
 def _opened(sample: Sample) -> tuple[Image, bytes | None]:
@@ -117,13 +117,13 @@ def _scaled_size(size: tuple[int, int], shorter: int | None) -> tuple[int, int]:
     return max(shorter, round(size[0] * scale)), max(shorter, round(size[1] * scale))
 
 
-def _encoded(image: Image, ending: str, encoding: Encoding) -> bytes:
+def _encoded(image: Image, suffix: str, encoding: Encoding) -> bytes:
     options: dict[str, dict[str, Any]] = {
         ".png": {"format": "PNG"},
         ".webp": {"format": "WEBP", "quality": encoding.jpeg_quality},
     }
     file = io.BytesIO()
-    image.save(file, **options.get(ending, {"format": "JPEG", "quality": encoding.jpeg_quality, "subsampling": 0}))
+    image.save(file, **options.get(suffix, {"format": "JPEG", "quality": encoding.jpeg_quality, "subsampling": 0}))
     return file.getvalue()
 
 

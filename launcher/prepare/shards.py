@@ -169,7 +169,7 @@ def _write_shard(target: Path, encoding: Encoding, classes: list[str], shard: _S
                     broken[index] = reason(sample, error)
                 else:
                     key = _key(index, sample)
-                    columns["offsets"].append(_add(tar, key + sample.ending, image))
+                    columns["offsets"].append(_add(tar, key + sample.suffix, image))
                     columns["lengths"].append(len(image))
                     if sample.label is not None:
                         label = classes.index(sample.label)

@@ -48,6 +48,18 @@ class DamagedRecord(UserError):
         )
 
 
+def is_locked(file: Path) -> bool:
+    """Whether a process holds a file's lock; False also if there is no such file."""
+    try:
+        with trust.opened(file) as opened:
+            fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """The paths of one run's files."""
@@ -222,14 +234,7 @@ class RunFolder:
 
     def supervisor_lives(self) -> bool:
         """Whether a process holds the run's lock; unlike a process id, a lock is never reused."""
-        try:
-            with trust.opened(self.lock) as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        return False
+        return is_locked(self.lock)
 
     def request_stop(self, reason: str) -> bool:
         """Record a stop request for the run's supervisor. Returns whether this is the first request."""
@@ -301,16 +306,32 @@ def store() -> Path:
     return Path(os.environ.get("LAUNCHER_RUNS") or "runs").absolute()
 
 
+def require_folder() -> None:
+    """Raise a UserError if the store cannot be a folder: it, or what its path leads through, is a file or a broken link."""
+    folder = store()
+    there = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
+    if not there.is_dir():
+        kind = "a broken link" if there.is_symlink() and not there.exists() else "a file"
+        fix = f"set LAUNCHER_RUNS to a folder, which need not exist yet; or move {there} away"
+        raise mistake("LAUNCHER_RUNS", f"{there} is {kind}, and no folder for runs", fix)
+
+
 def all_runs(job: str | None = None) -> list[RunFolder]:
     """Every run in the store, oldest first, by the time in its name; only runs with another form of name, or started in the same
     second as another, are read. Other folders are skipped.
 
     Args:
         job: only runs of the job with this name.
+
+    Raises:
+        UserError: the store is a file.
     """
     folder = store()
+    is_there = folder.is_dir()
+    if not is_there:
+        require_folder()
     found: list[tuple[str, RunFolder]] = []
-    for entry in os.scandir(folder) if folder.is_dir() else ():
+    for entry in os.scandir(folder) if is_there else ():
         if not entry.name.startswith(job or "") or not entry.is_dir(follow_symlinks=False):
             continue
         run = RunFolder(Path(entry.path))
@@ -344,7 +365,7 @@ def find(name: str, *, completed: bool = False) -> RunFolder:
         completed: consider only runs that completed.
 
     Raises:
-        UserError: no such run.
+        UserError: no such run, or the store is a file.
     """
     named = RunFolder(store() / name)
     is_name = named.name == name and name != ".."  # not a path

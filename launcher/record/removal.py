@@ -1,4 +1,4 @@
-"""Which runs of the store are in use, and the removal of the others."""
+"""Which runs of the store are in use, which are trials in a table, and the removal of runs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from launcher.record import trial_tables
 from launcher.record.records import DamagedRecord, RunFolder
 
 
@@ -17,7 +18,8 @@ def under_way(run: RunFolder) -> bool:
 
 
 def in_use(runs: Iterable[RunFolder]) -> dict[str, str]:
-    """Name -> why it must stay, for every run that is under way or that such a run reads or resumes."""
+    """Name -> why it must stay, for every run that is under way, that such a run reads or resumes, or that is a trial in a table which a
+    study is using."""
     reasons: dict[str, str] = {}
     for run in runs:
         if run.outcome.exists() or not under_way(run):
@@ -36,7 +38,16 @@ def in_use(runs: Iterable[RunFolder]) -> dict[str, str]:
         for name in (*read, *below, plan.get("resumes")):
             if name:
                 reasons.setdefault(name, f"{run.name}, which is under way, uses {name}")
+    for table in filter(trial_tables.is_in_use, trial_tables.known()):
+        for name in trial_tables.runs_of(table):
+            reasons.setdefault(name, f"{name} is a trial in {table}, which a study or a tuning is using")
     return reasons
+
+
+def tables_naming(runs: Iterable[RunFolder]) -> dict[Path, int]:
+    """Table of trials -> how many of these runs are trials in it, for every table with some."""
+    names = {run.name for run in runs}
+    return {table: count for table in trial_tables.known() if (count := len(names & trial_tables.runs_of(table)))}
 
 
 def size(run: RunFolder) -> int:

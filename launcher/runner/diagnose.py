@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from launcher.insight.comparison import Comparison
     from launcher.insight.diagnosis import Diagnosis
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @overload
@@ -25,7 +25,7 @@ def diagnose(
     probe: bool = False,
     overrides: Sequence[str] = (),
     on: str = backends.DEFAULT,
-    say: Say = ...,
+    log: Log = ...,
 ) -> Diagnosis: ...
 @overload
 def diagnose(source: str | Path, after: str | Path) -> Comparison: ...
@@ -37,7 +37,7 @@ def diagnose(
     probe: bool = False,
     overrides: Sequence[str] = (),
     on: str = backends.DEFAULT,
-    say: Say = ...,
+    log: Log = ...,
 ) -> Diagnosis | Comparison: ...
 def diagnose(
     source: str | Path,
@@ -46,7 +46,7 @@ def diagnose(
     probe: bool = False,
     overrides: Sequence[str] = (),
     on: str = backends.DEFAULT,
-    say: Say = lambda text: None,
+    log: Log = lambda text: None,
 ) -> Diagnosis | Comparison:
     """Explain where a run's time goes.
 
@@ -55,12 +55,13 @@ def diagnose(
     'why.html'
 
     Args:
-        source: a run's name, its folder, or system metrics in Debugger's format: a folder or s3:// prefix profiler-output.
+        source: a run's name; a job's, for its latest run, or its latest completed one if the latest failed, or was stopped before its
+            first step; a run's folder; or system metrics in Debugger's format: a folder or s3:// prefix profiler-output.
         after: the run after a change, to compare with.
         probe: also run its job again on this machine for up to two minutes, to measure what observation cannot separate.
         overrides: for the probe, `key=value` texts, for example inputs.train={folder: data/train} if the data were elsewhere.
         on: the probe's backend: process or docker.
-        say: called with the probe's lines for people.
+        log: called with lines for people: the probe's, and that a job's latest run was passed over.
 
     Returns:
         The diagnosis, or with `after` a comparison. Printing shows it, as does a notebook; `save_html` writes a page. If the
@@ -69,8 +70,9 @@ def diagnose(
     Raises:
         UserError: nothing was measured there, numpy is not installed, or the probe cannot start.
     """
-    if after is None:
-        return probed(str(source), overrides, on=on, say=say) if probe else insight.diagnose(str(source))
-    if probe:
+    if after is not None and probe:
         raise mistake("--probe", f"two runs: {source} and {after}", "probe one of them")
-    return insight.compare(str(source), str(after))
+    first = insight.chosen(str(source), log)
+    if after is not None:
+        return insight.compare(first, insight.chosen(str(after), log))
+    return probed(first, overrides, on=on, log=log) if probe else insight.diagnose(first)

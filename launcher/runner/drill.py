@@ -136,7 +136,7 @@ def drill(
     hosts_after: int | None = None,
     servers: bool = False,
     seed: int = 0,
-    say: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
 ) -> Drill:
     """Run a job undisturbed, then again, killed and resumed, all on the process backend.
 
@@ -145,7 +145,7 @@ def drill(
         hosts_after: every other run has this many training hosts instead of the job's own; hosts of other groups do not change.
         servers: instead kill servers of a job with worker_type remote, one at a time; its runs go on without them until they restart.
         seed: for the times and hosts of the kills.
-        say: called with a line for people at each stage.
+        log: called with a line for people at each stage.
 
     Raises:
         UserError: the plan has errors, or the job gives nothing to kill or to compare.
@@ -159,7 +159,7 @@ def drill(
     for one in jobs:
         refuse_errors(plan(one))  # before anything starts
     began, undisturbed = time.monotonic(), start(plan(job))
-    say(f"undisturbed: {undisturbed.name}")
+    log(f"undisturbed: {undisturbed.name}")
     result = Drill(undisturbed, exact=len({groups.training_host_count(one) for one in jobs}) == 1)
     if undisturbed.wait() != records.COMPLETED:
         result.difference = f"{_end(undisturbed)} without a kill"
@@ -174,7 +174,7 @@ def drill(
         found = f"{undisturbed.name} reported {'one step' if result.steps else 'no metric'}"
         raise mistake("script", found, "let it train several steps, and report each as training.runtime.reporting does")
     jobs = [one.model_copy(update={"source": str(undisturbed.folder.code)}) for one in jobs]
-    series = (_ServerSeries if servers else _Series)(jobs, result, reference, seed, say)
+    series = (_ServerSeries if servers else _Series)(jobs, result, reference, seed, log)
     in_vain = 0
     while len(result.kills) < kills and not result.difference:
         before = len(result.kills)
@@ -209,8 +209,8 @@ def _refuse_options(job: Job, kills: int, hosts_after: int | None, servers: bool
 class _Series:
     """Trainings from the first step to the last. Each takes several runs, all but the last killed; runs alternate between the jobs."""
 
-    def __init__(self, jobs: Sequence[Job], result: Drill, reference: Curve, seed: int, say: Callable[[str], None]):
-        self.jobs, self.result, self.reference, self.say = jobs, result, reference, say
+    def __init__(self, jobs: Sequence[Job], result: Drill, reference: Curve, seed: int, log: Callable[[str], None]):
+        self.jobs, self.result, self.reference, self.log = jobs, result, reference, log
         self.rng = random.Random(seed)
 
     def train(self, kills: int) -> None:
@@ -236,10 +236,10 @@ class _Series:
                 reported.setdefault(step, {}).update(values)
             if kill is None:
                 break
-            self.say(f"kill {len(self.result.kills) + 1}: {how} at step {kill.at_step} of {run.name}")
+            self.log(f"kill {len(self.result.kills) + 1}: {how} at step {kill.at_step} of {run.name}")
             earlier = run
         if not self.result.difference:
-            self.say(f"to the end: {run.name}")
+            self.log(f"to the end: {run.name}")
             self.result.trainings += 1
             self.result.difference = self.final_difference(run, reported)
 
@@ -329,7 +329,7 @@ class _ServerSeries(_Series):
         found = curve(run)
         self.judge(run, found, None)
         if not self.result.difference:
-            self.say(f"to the end: {run.name}")
+            self.log(f"to the end: {run.name}")
             self.result.trainings += 1
             self.result.difference = self.final_difference(run, found)
 
@@ -345,7 +345,7 @@ class _ServerSeries(_Series):
                 time.sleep(0.01)
             seconds = time.monotonic() - struck
             self.result.kills.append(Kill(SERVER, at_step, resumed_from=at_step, seconds=seconds))
-            self.say(f"kill {len(self.result.kills)}: {SERVER} at step {at_step} of {run.name}")
+            self.log(f"kill {len(self.result.kills)}: {SERVER} at step {at_step} of {run.name}")
             return True
         return False
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import backends
+from launcher.config.expressions import NotPlain
 from launcher.config.issues import Issue, UserError, mistake
 from launcher.planner.plan import Plan
 from launcher.record import records
@@ -85,12 +87,14 @@ def _refuse(run: str, made: Plan) -> None:
     """Raise a UserError if the probe cannot start."""
     script = made.job.script
     unknown = [one for one in made.issues if one.key in (f"hyperparameters.{SETTING}", "hyperparameters")]
-    if [one for one in unknown if one.level == "not checked" or "has no such" in one.found]:
+    lacks = any(one.level == "not checked" or re.search("has no (such|argument)", one.found) for one in unknown)
+    if lacks or _ignores_the_setting(made):
         raise mistake(
             "--probe",
             f"{script} of {run} has no setting {SETTING}: it is your own script, or from an older version of this kit",
             f"add {SETTING}: float = 0.0 to its settings class and, where it is above 0, let main call training.engine.probe.measure "
-            "instead of the loop's train, as this kit's train_classifier.py does; then run it again and probe that run",
+            "instead of the loop's train, as this kit's train_classifier.py does; then run it again and probe that run. "
+            "See docs/your-own-script.md#probes",
         )
     if not made.errors:
         return
@@ -106,6 +110,16 @@ def _refuse(run: str, made: Plan) -> None:
             )
         )
     raise UserError(found, f"the probe of {run}")
+
+
+def _ignores_the_setting(made: Plan) -> bool:
+    """Whether the script takes unknown arguments, and this one is unknown to it: it would train instead of measuring."""
+    from launcher.config.descriptions import script_settings
+
+    try:
+        return SETTING not in {one.name for one in script_settings(made.source, made.job.script)}
+    except (NotPlain, SyntaxError, ValueError):  # which the plan reports
+        return False
 
 
 def _for_a_probe(error: Issue) -> Issue:

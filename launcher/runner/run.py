@@ -366,25 +366,25 @@ def probed(
     overrides: Sequence[str] = (),
     *,
     on: str = backends.DEFAULT,
-    say: Callable[[str], None] = lambda text: None,
+    log: Callable[[str], None] = lambda text: None,
 ) -> Diagnosis:
     """Diagnose a run with a probe: run its job again on this machine, for two minutes at most. Arguments and errors are those of
     `launcher.diagnose`."""
     planned, observed = probes.planned(source, overrides, on=on), diagnose.diagnose(source).measurements
 
     def started(run: Run) -> None:
-        say(f"probing for at most two minutes: run {run.name}")
+        log(f"probing for at most two minutes: run {run.name}")
 
     def until(run: Run) -> str:
         return f"not over after {probes.LONGEST:g} s" if time.monotonic() - began > probes.LONGEST else ""
 
     began = time.monotonic()
     try:
-        interrupted = functools.partial(say, "stopping the probe")
-        run = run_to_completion(lambda: start(planned), say=say, interrupted=interrupted, started=started, until=until)
+        interrupted = functools.partial(log, "stopping the probe")
+        run = run_to_completion(lambda: start(planned), log=log, interrupted=interrupted, started=started, until=until)
     except KeyboardInterrupt:
         return diagnose.with_probe(observed, probes.INTERRUPTED)
-    say(f"probed in {time.monotonic() - began:.0f} s")
+    log(f"probed in {time.monotonic() - began:.0f} s")
     return diagnose.with_probe(observed, probes.read(run.folder, run.outcome()))
 
 
@@ -411,7 +411,7 @@ def attach(name: str, *, region: str | None = None) -> Run:
 
 
 def runs() -> list[Run]:
-    """Every run in the store, oldest first. Reading one with a damaged record raises a UserError.
+    """Every run in the store, oldest first. Reading one with a damaged record raises a UserError, as does a store that is a file.
 
     >>> [run.state for run in launcher.runs()][0]
     'Completed'

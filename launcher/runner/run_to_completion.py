@@ -29,7 +29,7 @@ AnyRun = TypeVar("AnyRun", bound=Stoppable)
 def run_to_completion(
     begin: Callable[[], AnyRun],
     *,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
     interrupted: Callable[[], None],
     started: Callable[[AnyRun], None] = lambda run: None,
     until: Callable[[AnyRun], str] = lambda run: "",
@@ -38,7 +38,7 @@ def run_to_completion(
 
     Args:
         begin: starts the run, or returns one that is under way.
-        say: called with a line when SageMaker stops answering, when it answers again, and when it does not stop the run.
+        log: called with a line when SageMaker stops answering, when it answers again, and when it does not stop the run.
         interrupted: called before an interrupt stops the run.
         started: called with the run once it has started.
         until: called about every second: why to stop the run now; "" while it may go on.
@@ -58,11 +58,11 @@ def run_to_completion(
             while not came and run.wait(1, progress=False) not in records.OVER and not (why := until(run)):
                 if run.trouble != trouble:
                     trouble = run.trouble
-                    say(trouble or "AWS answers again")
+                    log(trouble or "AWS answers again")
         if came:
             raise KeyboardInterrupt
         if why:
-            _stop(run, why, say)
+            _stop(run, why, log)
     except BaseException as error:
         if run is None or (why and isinstance(error, UserError)):  # it was asked again and again
             raise
@@ -72,14 +72,14 @@ def run_to_completion(
             run.stop("Ctrl-C" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__} in the launcher")
             run.wait(150, progress=False)
         except UserError as not_stopped:  # the error that came first is raised
-            say(str(not_stopped))
+            log(str(not_stopped))
         raise
     if why:
         run.wait(150, progress=False)
     return run
 
 
-def _stop(run: Stoppable, why: str, say: Callable[[str], None]) -> None:
+def _stop(run: Stoppable, why: str, log: Callable[[str], None]) -> None:
     """Ask a run to stop, repeatedly for STOP_AGAIN seconds while SageMaker does not answer; each reason is said once."""
     until, said = time.monotonic() + STOP_AGAIN, ""
     while True:
@@ -89,6 +89,6 @@ def _stop(run: Stoppable, why: str, say: Callable[[str], None]) -> None:
             if time.monotonic() > until:
                 raise
             if str(not_stopped) != said:
-                say(said := str(not_stopped))
+                log(said := str(not_stopped))
         if run.wait(1, progress=False) in records.OVER:
             return None

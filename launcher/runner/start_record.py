@@ -47,9 +47,10 @@ def new_folder(
         resumed: runs whose files the new one uses.
 
     Raises:
-        UserError: a run of that name has started already, others can change the store or the runs that it resumes, or the disk is
-            full. Nothing is left.
+        UserError: a run of that name has started already, the store is a file, others can change the store or the runs that it
+            resumes, or the disk is full. Nothing is left.
     """
+    records.require_folder()  # a file in its place is no earlier run
     folder, making = RunFolder(records.store() / name), RunFolder(records.store() / STARTING / name)
     with contextlib.ExitStack() as undo:
         try:
@@ -64,7 +65,7 @@ def new_folder(
             write(making)
             making.path.rename(folder.path)
         except OSError as error:
-            if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+            if error.errno in (errno.EEXIST, errno.ENOTEMPTY) and making.path.parent.is_dir():
                 fix = "plan again: a plan starts one run"
                 raise mistake("run", f"{name} has already started", fix) from None
             if error.errno in disk.NO_SPACE:

@@ -99,7 +99,7 @@ POSITIONAL = {
 }
 """The first arguments of each class, by their place in 2.257.7."""
 
-CLOSED = "SageMaker's Debugger and its system metrics, which the SDK turns on unasked, stay off: AWS has closed them to new customers"
+CLOSED = "SageMaker's Debugger and its system metrics, which the SDK turns on by default, stay off: AWS has closed them to new customers"
 
 
 class EstimatorImporter(Importer):

@@ -103,6 +103,9 @@ def _interpreter(program: Path) -> str:
 def difference(condition: str, before: str, now: str, commit_before: str, commit: str) -> str:
     """How a table's trials differ from those to come, in words."""
     if condition == "code":
+        if commit_before == commit:  # none, or one with other uncommitted changes
+            of = f", with other changes since commit {commit.rstrip('+')}" if commit else ", in no git repository"
+            return f"different code: its files were changed, or are another folder's{of}"
         return f"different code: commit {commit_before or 'unknown'}, now {commit or 'unknown'}"
     if condition == "machine":
         return f"a different machine: {before}; now {now}"

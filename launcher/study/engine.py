@@ -17,7 +17,7 @@ from launcher.config.job import Job
 from launcher.planner.own_checkpoints import with_own_checkpoints
 from launcher.planner.plan import Plan, refuse_cost, refuse_errors
 from launcher.planner.source_package import code_checksum, source_files
-from launcher.record import records
+from launcher.record import records, trial_tables
 from launcher.runner.run import Run, start
 from launcher.runner.run_to_completion import run_to_completion
 from launcher.show.text import counted, dollars
@@ -26,7 +26,7 @@ from launcher.study.question import Question, Trial
 from launcher.study.trial_table import Row, TrialTable, held
 from launcher.study.under_way import RunningTrial
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 """Takes a line for people."""
 
 LONGEST_REASON = 300
@@ -45,7 +45,7 @@ class Outcome:
     """The trials that did not complete, and why."""
 
 
-def run(question: Question, table: str | Path | None, max_cost: float | None, say: Say) -> Outcome:
+def run(question: Question, table: str | Path | None, max_cost: float | None, log: Log) -> Outcome:
     """Run the trials that the table does not hold yet.
 
     Args:
@@ -56,7 +56,7 @@ def run(question: Question, table: str | Path | None, max_cost: float | None, sa
         UserError: the table holds trials run under other conditions, another study is using it, or the trials could cost too much.
     """
     for note in question.notes:
-        say(note)
+        log(note)
     file = _own_file(question) if table is None else Path(table)
     source = plan(question.base, on=question.on).source
     conditions = {
@@ -67,20 +67,20 @@ def run(question: Question, table: str | Path | None, max_cost: float | None, sa
     with held(file):
         every = list(question.trials())
         under_way = RunningTrial(file, conditions)
-        left = under_way.left(every, say)  # before the table, which may be refused while this trial runs
+        left = under_way.left(every, log)  # before the table, which may be refused while this trial runs
         known = TrialTable(file, question.keys, question.measured, conditions, commit_of(source))
         missing = [trial for trial in every if known.find(trial.key) is None]
-        say(f"{len(every)} trials, {len(every) - len(missing)} of them in {file}")
+        log(f"{len(every)} trials, {len(every) - len(missing)} of them in {file}")
         if missing:
-            report_price([trial.job for trial in missing], question.on, max_cost, say)
-        with what_stays(say) as begun:
-            failed = _run(missing, question, known, under_way, left, say, begun)
+            report_price([trial.job for trial in missing], question.on, max_cost, log)
+        with what_stays(log) as begun:
+            failed = _run(missing, question, known, under_way, left, log, begun)
         rows = [row for trial in every if (row := known.find(trial.key)) is not None]
     return Outcome(file, rows, failed)
 
 
 @contextlib.contextmanager
-def what_stays(say: Say) -> Iterator[list[Run]]:
+def what_stays(log: Log) -> Iterator[list[Run]]:
     """On exit, even after Ctrl-C or an error, say what the runs' hosts still cost and how to end that.
 
     Yields:
@@ -97,12 +97,12 @@ def what_stays(say: Say) -> Iterator[list[Run]]:
             except UserError as error:  # swallowed, so that an earlier error is still raised
                 costs = str(error)
             if costs:
-                say(costs)
+                log(costs)
 
 
 def _own_file(question: Question) -> Path:
     name = f"{question.job.name}-{question.kind}-{question.on}{'-smoke' if question.small else ''}.csv"
-    return records.store() / "studies" / name
+    return trial_tables.folder() / name
 
 
 def _run(
@@ -111,7 +111,7 @@ def _run(
     known: TrialTable,
     under_way: RunningTrial,
     left: tuple[Trial, Run] | None,
-    say: Say,
+    log: Log,
     begun: list[Run],
 ) -> list[str]:
     """Run trials one after the other. A trial that was `left` comes first, since `under_way` keeps only one, and is waited for.
@@ -135,7 +135,7 @@ def _run(
             begun.append(run)
             under_way.write(trial, run)
 
-        done = _run_to_completion(to_follow, started, say)
+        done = _run_to_completion(to_follow, started, log)
         try:
             outcome = done.outcome()
             if done.state != records.COMPLETED:
@@ -148,11 +148,11 @@ def _run(
             under_way.over()
             given_up.add(trial.group)
             failed.append(f"{trial}: {error}; launcher logs {done.name}")
-            say(f"{label}: {done.state}")
+            log(f"{label}: {done.state}")
             continue
         known.add(trial.key, measured, done)
         under_way.over()
-        say(f"{label}: {question.progress(measured)}")
+        log(f"{label}: {question.progress(measured)}")
     return failed
 
 
@@ -161,19 +161,19 @@ def _planned(job: Job, on: str) -> Plan:
     return check(plan(with_own_checkpoints(job, "study"), on=on))
 
 
-def _run_to_completion(planned: Plan | Run, started: Callable[[Run], None], say: Say) -> Run:
+def _run_to_completion(planned: Plan | Run, started: Callable[[Run], None], log: Log) -> Run:
     """Start a plan, or wait for a run. If this process is interrupted, the run is stopped first."""
 
     def interrupted() -> None:
-        say("stopping the running trial; the same command resumes the study with it")
+        log("stopping the running trial; the same command resumes the study with it")
 
     def begin() -> Run:
         return planned if isinstance(planned, Run) else start(planned)
 
-    return run_to_completion(begin, say=say, interrupted=interrupted, started=started)
+    return run_to_completion(begin, log=log, interrupted=interrupted, started=started)
 
 
-def report_price(jobs: Sequence[Job], on: str, max_cost: float | None, say: Say) -> None:
+def report_price(jobs: Sequence[Job], on: str, max_cost: float | None, log: Log) -> None:
     """Before the first trial starts, say what the trials' instance groups do and what all trials cost at most.
 
     Args:
@@ -186,13 +186,13 @@ def report_price(jobs: Sequence[Job], on: str, max_cost: float | None, say: Say)
     for planned, _ in plans:
         refuse_errors(planned)
     for issue in dict.fromkeys(f"{issue.level}: {issue}" for planned, _ in plans for issue in planned.issues):
-        say(issue)
+        log(issue)
     for planned, trials in plans:
         if planned.groups:
-            say(f"{counted(trials, 'trial')} with {counted(len(planned.groups), 'instance group')}:")
+            log(f"{counted(trials, 'trial')} with {counted(len(planned.groups), 'instance group')}:")
         hours = None if planned.price is None else planned.job.compute.max_hours
         for group in planned.groups:
-            say(f"  {group.text(hours)}")
+            log(f"  {group.text(hours)}")
     if plans[0][0].price is None:
         return
     known = [backends.get(on).price(job) for job in jobs]
@@ -202,13 +202,13 @@ def report_price(jobs: Sequence[Job], on: str, max_cost: float | None, say: Say)
         unpriced = next(planned for planned, _ in plans if planned.price is None or planned.price.ceiling is None)
         assert unpriced.price is not None
         about = f"{len(jobs) - len(ceilings)} of {count}" if ceilings else count
-        say(f"{about}, each: {unpriced.price.text}")
+        log(f"{about}, each: {unpriced.price.text}")
         if max_cost is not None:
             refuse_cost(unpriced, max_cost)
         return
     total, (_, highest) = sum(ceiling for ceiling, _ in ceilings), max(ceilings, key=lambda price: price[0])
     alike = len({ceiling for ceiling, _ in ceilings}) == 1
-    say(f"{count}: at most {dollars(total)} in all; {'each' if alike else 'the most expensive'} {highest}")
+    log(f"{count}: at most {dollars(total)} in all; {'each' if alike else 'the most expensive'} {highest}")
     if max_cost is not None and not total <= max_cost:  # nan allows nothing
         fix = "lower compute.max_hours or study.repeats, or allow more"
         raise mistake("--max-cost", f"at most {dollars(total)} in all", fix, valid=f"at most {dollars(max_cost)}")

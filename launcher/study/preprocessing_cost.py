@@ -94,7 +94,7 @@ def table(costs: Sequence[Cost]) -> Table:
             continue
         several = f" ({usd.low:.2f}-{usd.high:.2f})" if len(usd.values) > 1 else ""
         rows.append([*row, f"{cost.usd_per_hour:.2f}", f"{1e6 / usd.median:,.0f}", f"{usd.median:.2f}{several}"])
-    notes = ["On demand, of all hosts, at the speed after the warm-up: the start of a job is left out."]
+    notes = ["On-demand prices of all hosts, at the speed after the warm-up; the start of a job is left out."]
     return Table(head, rows, "what the images cost", notes)
 
 
@@ -146,7 +146,7 @@ def _about_a_place(about: str, here: Sequence[Cost], job: Job) -> Iterator[str]:
     usd = remote.usd_per_million
     shown = f"{dollars(usd.median)} a million images at {three_digits(remote.cell.rate.median)} images/s"
     if not others:
-        yield f"{about}: remote takes {shown}; nothing else was tried"
+        yield f"{about}: remote costs {shown}; nothing else was tried"
         return
     best = max(others, key=lambda cost: cost.cell.rate.median)
     alone = best.usd_per_million
@@ -173,12 +173,15 @@ def _about_a_larger_machine(about: str, remote: Cost, others: Sequence[Cell], jo
         return
     most = three_digits(found.images_per_second)
     if found.usd_per_hour is None:
-        yield f"{about}: {found.instance_type} alone with {found.cell.pipeline}, its price not known, has at most {most} images/s, {found}"
+        yield (
+            f"{about}: {found.instance_type} alone with {found.cell.pipeline} reaches at most {most} images/s, {found}; "
+            "its price is not known"
+        )
         return
     least = sizing.usd_per_million(found.usd_per_hour, found.images_per_second)
     which = "more than remote" if least > usd.median else "so it may be cheaper than remote"
     yield (
-        f"{about}: {found.instance_type} alone with {found.cell.pipeline} takes at least {dollars(least)} a million images, {which}: "
+        f"{about}: {found.instance_type} alone with {found.cell.pipeline} costs at least {dollars(least)} a million images, {which}: "
         f"{most} images/s, {found}"
     )
 

@@ -87,7 +87,8 @@ class PreprocessingQuestion(Question):
             raise UserError(found, str(config))
         if without_gpu:
             notes.insert(
-                0, f"no GPU here: the CPU pipelines are compared on smaller images, by the smoke section of {config}"
+                0,
+                f"no GPU here: the CPU pipelines are compared on smaller images, as set in the smoke section of {config}",
             )
         return asked
 

@@ -29,7 +29,7 @@ class PreprocessingStudy(Study):
     """What the trials show. `print` it, show it in a notebook, `plot` it; `table` and `cells` are for machines.
 
     >>> few = ["study.loads=[1]", "study.pipelines=[cpu]", "study.repeats=1", "hyperparameters.max_steps=8"]
-    >>> found = launcher.study.preprocessing("configs/dali_imagenette.yaml", few, smoke=True, say=lambda line: None)
+    >>> found = launcher.study.preprocessing("configs/dali_imagenette.yaml", few, smoke=True, log=lambda line: None)
     >>> found.verdict.splitlines()[0]
     'resnet18, load 1: only cpu was tried; it is ...'
     >>> found.plot("trials.svg").name
@@ -92,12 +92,12 @@ def preprocessing(
     smoke: bool = False,
     table: str | Path | None = None,
     max_cost: float | None = None,
-    say: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
 ) -> PreprocessingStudy:
     """Run the trials of a config's `study` section that the table does not hold yet, and return what all of them show.
 
     >>> few = ["study.loads=[1]", "study.pipelines=[cpu]", "study.repeats=1", "hyperparameters.max_steps=8"]
-    >>> found = launcher.study.preprocessing("configs/dali_imagenette.yaml", few, smoke=True, say=lambda line: None)
+    >>> found = launcher.study.preprocessing("configs/dali_imagenette.yaml", few, smoke=True, log=lambda line: None)
     >>> [(cell.model, cell.pipeline, cell.load) for cell in found.cells]
     [('resnet18', 'cpu', 1)]
 
@@ -108,13 +108,13 @@ def preprocessing(
         smoke: apply the config's `smoke` section. A machine without a GPU applies it in any case.
         table: the CSV file. None: studies/<job>-preprocessing-<backend>[-smoke].csv in the run store.
         max_cost: refuse trials that together could cost more US dollars than this, or whose price is unknown.
-        say: receives a line for people at each trial.
+        log: receives a line for people at each trial.
 
     Raises:
         UserError: every mistake in the config, the overrides and the grid, at once; or a table of other trials.
     """
     question = PreprocessingQuestion.of(config, overrides, on, smoke)
-    done = engine.run(question, table, max_cost, say)
+    done = engine.run(question, table, max_cost, log)
     found = PreprocessingStudy(
         question.job, on, done.file, question.grid, done.rows, question.notes, done.failed, question.remote
     )

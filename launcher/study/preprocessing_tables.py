@@ -128,7 +128,7 @@ def _cores(cells: Sequence[Cell], pipelines: Sequence[str], job: Job) -> Table:
                 rows.append([str(load), name, three_digits(rate), f"{1000 / rate:.1f}", memory])
     notes = [
         f"Images of {input_size(job)} pixels, by the CPU seconds of the input side alone: the process and its workers.",
-        "A core is one of the operating system's, like a vCPU.",
+        "A core is a logical core of the operating system, like a vCPU.",
     ]
     return Table(head, rows, "what a core prepares", notes)
 
@@ -143,7 +143,7 @@ def _supply(cells: Sequence[Cell], pipelines: Sequence[str]) -> Table:
         rows.append([name, fits[0].gpu, f"{fits[0].vcpus_per_gpu:g}", *(three_digits(each.fed) for each in fits)])
     notes = [
         f"images/s under load {load}. A vCPU counts as a core of this machine.",
-        f"{counted(sizing.RESERVED, 'vCPU')} a GPU is left to the training process.",
+        f"{counted(sizing.RESERVED, 'vCPU')} a GPU is reserved for the training process.",
         "For every GPU, the types with the fewest and the most vCPUs.",
     ]
     if set(pipelines) - set(rates) == {"dali"}:

@@ -198,7 +198,7 @@ def fit(points: Sequence[Point], gradient_bytes: float) -> ScalingModel:
         free[3] = False
     if len(exchanging) == 1:
         assumed.append(
-            f"only {exchanging.pop()} hosts exchange gradients: their exposed time is taken as bandwidth, not latency"
+            f"only the size of {exchanging.pop()} hosts exchanges gradients: its exposed time is put down to bandwidth, not latency"
         )
     elif not exchanging:
         free[2] = False

@@ -27,7 +27,7 @@ class ScalingStudy(Study):
     `found.model.step(hosts=4, batch=8).seconds` predicts a size that was not run.
 
     >>> few = ["study.hosts=[1]", "study.batches=[4]", "study.mode=weak", "study.repeats=1", "study.steps=5"]
-    >>> found = launcher.study.scaling("configs/hyundai_segmentation.yaml", few, smoke=True, say=lambda line: None)
+    >>> found = launcher.study.scaling("configs/hyundai_segmentation.yaml", few, smoke=True, log=lambda line: None)
     >>> found.plot("scaling.svg").name
     'scaling.svg'
     """
@@ -121,12 +121,12 @@ def scaling(
     smoke: bool = False,
     table: str | Path | None = None,
     max_cost: float | None = None,
-    say: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
 ) -> ScalingStudy:
     """Run the trials of a config's `study` section that the table does not hold yet, and return what all of them show.
 
     >>> few = ["study.hosts=[1]", "study.batches=[4]", "study.mode=weak", "study.repeats=1", "study.steps=5"]
-    >>> found = launcher.study.scaling("configs/hyundai_segmentation.yaml", few, smoke=True, say=lambda line: None)
+    >>> found = launcher.study.scaling("configs/hyundai_segmentation.yaml", few, smoke=True, log=lambda line: None)
     >>> [(size.hosts, size.global_batch) for size in found.sizes]
     [(1, 4)]
 
@@ -137,13 +137,13 @@ def scaling(
         smoke: apply the config's `smoke` section.
         table: the CSV file. None: studies/<job>-scaling-<backend>[-smoke].csv in the run store.
         max_cost: refuse trials that together could cost more US dollars than this, or whose price is unknown.
-        say: receives a line for people at each trial.
+        log: receives a line for people at each trial.
 
     Raises:
         UserError: every mistake in the config, the overrides and the sizes, at once; or a table of other trials.
     """
     question = ScalingQuestion.of(config, overrides, on, smoke)
-    done = engine.run(question, table, max_cost, say)
+    done = engine.run(question, table, max_cost, log)
     return ScalingStudy(
         question.job, on, done.file, question.grid, done.rows, question.notes, done.failed, cores=question.cores
     )

@@ -31,7 +31,7 @@ def measured(lines: Sequence[Line], usd_per_hour: float | None, own_price: str) 
     notes = [
         "images/s: median (min-max) of the repeats; each is the median over windows of five steps after the warm-up.",
         f"batch: images per process, with {counted(lines[0].processes_per_host, 'process', 'processes')} per host.",
-        "efficiency: images/s per host, beside the smallest size.",
+        "efficiency: images/s per host, relative to the smallest size.",
         "exposed: the share of a step between the end of backward and the end of the exchange (mean of the first ten steps);",
         "it includes the wait for a slower rank.",
     ]

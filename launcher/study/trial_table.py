@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.config.issues import Issue, UserError, mistake
-from launcher.record import records
+from launcher.record import records, trial_tables
 from launcher.runner.run import Run
 from launcher.show.spread import Spread, spread
 from launcher.study.conditions import CONDITIONS, difference
@@ -46,17 +46,25 @@ class TrialTable:
         measured: the columns of what was measured.
         conditions: the current value of each of CONDITIONS.
         commit: of the code, for people.
+        replaceable: whether trials under other conditions are forgotten if all of them failed.
 
     Raises:
         UserError: the file is not such a table, or its trials ran under other conditions.
     """
 
     def __init__(
-        self, file: Path, keys: Sequence[str], measured: Sequence[str], conditions: Mapping[str, str], commit: str = ""
+        self,
+        file: Path,
+        keys: Sequence[str],
+        measured: Sequence[str],
+        conditions: Mapping[str, str],
+        commit: str = "",
+        *,
+        replaceable: bool = False,
     ):
         self.file, self.keys, self.conditions = file, tuple(keys), {**conditions, "commit": commit}
         self.columns = (*keys, *measured, "run", "finished", "commit", *CONDITIONS)
-        self.rows = self._read()
+        self.rows = self._read(replaceable)
 
     def find(self, key: Mapping[str, Any]) -> Row | None:
         """A trial's row; None if it has not finished."""
@@ -75,7 +83,7 @@ class TrialTable:
         writer.writerows(self.rows)
         records.write_atomically(self.file, text.getvalue())
 
-    def _read(self) -> list[Row]:
+    def _read(self, replaceable: bool) -> list[Row]:
         if not self.file.exists():
             return []
         with open(self.file, newline="", encoding="utf-8", errors="replace") as stream:
@@ -90,6 +98,8 @@ class TrialTable:
                 commit = next(row["commit"] for row in rows if row[name] == value)
                 how = difference(name, value, self.conditions[name], commit, self.conditions["commit"])
                 found.append(Issue(key="--table", found=f"{self.file} holds trials of {how}", fix=fix))
+        if found and replaceable and all(row.get("failure") for row in rows):
+            return []
         if found:
             raise UserError(found, "the table: its trials cannot be compared with new ones")
         return rows
@@ -97,17 +107,23 @@ class TrialTable:
 
 @contextmanager
 def held(file: Path) -> Iterator[None]:
-    """Lock a table for this process. Raises UserError if another process holds it."""
+    """Lock a table for this process: until then `launcher rm` and `prune` leave its trials.
+
+    Raises:
+        UserError: another process holds it, or the file's name is no table's.
+    """
     if file.is_dir() or file.suffix != ".csv":
         found = f"{file} {'is a folder' if file.is_dir() else 'does not end in .csv'}"
         raise mistake("--table", found, "name a file", valid="FILE.csv")
     file.parent.mkdir(parents=True, exist_ok=True)
-    with open(file.with_name(f".{file.name}.lock"), "wb") as lock:
+    with open(trial_tables.lock(file), "wb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             fix = "wait for it, or name another file"
             raise mistake("--table", f"another study is using {file}", fix) from None
+        with suppress(OSError):  # a store that cannot be written to gets no runs either
+            trial_tables.remember(file)
         yield
 
 

@@ -71,9 +71,7 @@ def course(evidence: Evidence, name: str) -> Course:
         begun = steps.step - windows.counts(steps) - (steps.step[0] - windows.counts(steps)[0])
         first = int(np.searchsorted(begun, windows.WARM_UP_STEPS)) - 1  # the last of the first steps
     if steps is None or len(steps.step) - first < 3:
-        found = (
-            f"{name} recorded too few steps: {windows.WARM_UP_STEPS} that do not count and two windows more are needed"
-        )
+        found = f"{name} recorded too few steps: {windows.WARM_UP_STEPS} warm-up steps and two more windows are needed"
         raise mistake("--minutes", found, "allow more minutes or fewer trials, or lower hyperparameters.log_every")
     batch = evidence.settings.get("global_batch_size")
     usual, in_first = float(evidence.step_seconds or 0.0), float(windows.counts(steps)[0])
@@ -97,9 +95,11 @@ def costs(courses: Sequence[Course], until: float, images: float | None) -> Spre
     return Spread(tuple(one.start + rest * one.each(until) for one, rest in zip(courses, left)))
 
 
-def losses(run: Run) -> Losses:
+def losses(run: Run) -> Losses | None:
     """A run's training losses: at full precision if one of the kit's scripts wrote them, else as the script printed them. The last one
-    that a stopped script printed may be cut off, and is left out."""
+    that a stopped script printed may be cut off, and is left out. None if the run was removed: what it logged is not known."""
+    if not run.folder.plan.exists():
+        return None
     found = {
         line["step"]: line["loss"]
         for line in run.metrics()
@@ -120,20 +120,25 @@ class LossesCompared:
     """Whether a change left the losses as they were."""
 
     same: bool
-    """True also if there was nothing to compare."""
+    """True also if there was nothing to compare: no step whose loss all of them logged or printed."""
     text: str
+    removed: bool = False
+    """Whether a trial's run was removed, so that nothing shows whether they are the same."""
 
 
-def compare(before: Sequence[Losses], after: Sequence[Losses]) -> LossesCompared:
-    """Compare the losses after a change with those before it, over the steps that all of them have.
+def compare(before: Sequence[Losses | None], after: Sequence[Losses | None]) -> LossesCompared:
+    """Compare the losses after a change with those before it, over the steps that all of them have. None: of a run that was removed.
 
     Repeats of the same settings on a CPU are mostly equal bit for bit; then a change's losses must be too. Otherwise they may be up to
     OWN_NOISE times as far from the nearest repeat as the repeats are from each other.
     """
-    steps = sorted(set.intersection(*(set(one) for one in (*before, *after))))
+    found = [one for one in (*before, *after) if one is not None]
+    if len(found) < len(before) + len(after):
+        return LossesCompared(False, "losses not compared: a trial's run was removed", removed=True)
+    steps = sorted(set.intersection(*(set(one) for one in found)))
     if not steps:
         return LossesCompared(True, "losses not compared: none were logged or printed")
-    every = np.array([[one[step] for step in steps] for one in (*before, *after)])
+    every = np.array([[one[step] for step in steps] for one in found])
     alike = (every == every[0]).all(axis=0) | np.isnan(every).all(axis=0)
     every[:, alike] = 0.0  # a loss that is nan or inf in all of them has no difference that could be computed
     table = every[: len(before)]
@@ -149,5 +154,5 @@ def compare(before: Sequence[Losses], after: Sequence[Losses]) -> LossesCompared
             return LossesCompared(
                 False, f"other losses, first at step {steps[at]}: {values[at]:.9g} instead of {table[0][at]:.9g}"
             )
-    how = "bit for bit" if exact else "within what repeats of the same settings differ by"
+    how = "bit for bit" if exact else "within the spread of repeats of the same settings"
     return LossesCompared(True, f"the same losses in {len(steps)} logged steps, {how}")

@@ -56,8 +56,8 @@ def _step(step: Step, render: html.Renderer) -> str:
     """One change."""
     finding, proposal = step.proposal.finding, step.proposal
     rows = [
-        ("against", f"{finding.title}{', as a neighbour of the value before' if proposal.neighbour else ''}"),
-        ("expected", proposal.expected or "nothing in numbers"),
+        ("against", f"{finding.title}{', as a neighbour of the previous value' if proposal.neighbour else ''}"),
+        ("expected", proposal.expected or "not estimated"),
         ("obtained", step.why if step.gain is None else f"{step.gain:.2f}: {step.why}"),
         *([("losses", step.losses)] if step.losses else []),
     ]
@@ -74,7 +74,7 @@ def _step(step: Step, render: html.Renderer) -> str:
 def _curves(step: Step) -> Picture:
     """The losses before and after, side by side; empty if none can be drawn."""
     sides = (("before", step.before[0].losses), (str(step.proposal), step.after[0].losses))
-    curves = tuple(Curve(name, marks) for name, losses in sides if (marks := _marks(losses)))
+    curves = tuple(Curve(name, marks) for name, losses in sides if (marks := _marks(losses or {})))
     return line_charts([LineChart("Training loss", "loss", "steps", curves)]) if curves else Picture()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ class Tuning:
     """What a tuning found. `print` it, show it in a notebook, `save_html` its page, `write` the new config.
 
     >>> few = ["hyperparameters.max_steps=20"]
-    >>> found = launcher.tune("configs/quickstart_teacher.yaml", few, trials=1, say=lambda line: None)
+    >>> found = launcher.tune("configs/quickstart_teacher.yaml", few, trials=1, log=lambda line: None)
     >>> found.changes, found.speedup
     ({}, 1.0)
     """
@@ -76,7 +77,7 @@ class Tuning:
         """The first run of the unchanged job against the latest of the fastest settings: the same settings if nothing was kept.
         Raises UserError if the unchanged job did not run."""
         if self.failed:
-            raise mistake("the job as it is", self.search.ended, "see its log, mend it, and tune again")
+            raise mistake("the job as it is", self.search.ended, "see its log, fix it, and tune again")
         return Comparison(self.search.first[0].diagnosis, self.search.best[-1].diagnosis)
 
     @property
@@ -139,7 +140,9 @@ class Tuning:
         new = self.new_config()
         if new is None:
             found = (
-                "a command has no config" if self.config is None else f"the layout of {self.config} hides a key's place"
+                "a command has no config"
+                if self.config is None
+                else f"the layout of {self.config} hides where a key belongs"
             )
             raise mistake("--write", found, f"change it yourself: {shlex.join(self._words()) or 'see the lines above'}")
         records.write_atomically(Path(file), new)
@@ -192,6 +195,10 @@ class Tuning:
         known = search.whole is not None
         of = "of the whole job" if known else "of its steps (without the start: the job's length is not known)"
         lines = [f"speed-up {self.speedup:.2f} {of}{product} in {trials}; ended: {search.ended}"]
+        option = re.search(r"\((--[a-z-]+)\)$", search.ended)  # of the budget that is spent
+        undecided = [str(step.proposal) for step in self.steps if not step.decided]
+        if option and undecided:
+            lines.append(f"{', '.join(undecided)}: not decided; the same command with more {option[1]} continues")
         lines += [f"{step.proposal}: {step.losses}" for step in self.steps if step.kept and step.losses]
         lines.append(f"the limit that is left: {self.limit}")
         for proposal, needed in search.refused():

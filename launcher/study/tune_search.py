@@ -21,7 +21,7 @@ from launcher.show.spread import Spread
 from launcher.study import tune_course
 from launcher.study.tune_course import Course, Losses
 from launcher.study.tune_settings import RULES
-from launcher.study.tune_subject import OF_THE_INPUT, Changes, Subject
+from launcher.study.tune_subject import OF_THE_INPUT, Changes, CommandSubject, Subject
 
 PAIRS = 2
 """Alternating repeats of both sides after which a change that is clearly faster or slower is decided."""
@@ -34,6 +34,10 @@ MAX_PAIRS = 3
 
 MIN_SPEEDUP = 1.02
 """Speed-up below which a change is not kept: it would be in the config for nothing."""
+
+
+OWN_OPTIONS = ("--allow", "--minutes", "--trials", "--table", "--max-cost", "--write", "--html", "--json")
+"""Options of `launcher tune` that a command gets instead if they stand behind --."""
 
 
 class BudgetExhausted(Exception):
@@ -60,7 +64,8 @@ class Trial:
         return tune_course.course(self.diagnosis.evidence, self.run.name)
 
     @functools.cached_property
-    def losses(self) -> Losses:
+    def losses(self) -> Losses | None:
+        """None: its run was removed."""
         return tune_course.losses(self.run)
 
     def not_set(self, changes: Changes) -> str:
@@ -134,13 +139,13 @@ class Step:
     why: str = ""
     """Why it was kept or rolled back, in words."""
     decided: bool = True
-    """Whether the budget allowed enough trials, and all had hosts."""
+    """Whether the budget allowed enough trials, all had hosts, and their runs are still there."""
     costs: tuple[Spread, Spread] | None = None
     """Before and after: seconds for the whole job, or per image if its length is unknown; None: a trial failed."""
     losses: str = ""
     """What the losses show."""
     same_losses: bool = True
-    """True also if they were not compared."""
+    """True also if they were not compared, unless a trial's run was removed."""
 
     @property
     def verdict(self) -> str:
@@ -170,7 +175,7 @@ class Search:
     allowed: frozenset[str]
     measure: Measure
     images: Callable[[Trial], float | None]
-    say: Callable[[str], None]
+    log: Callable[[str], None]
     steps: list[Step] = field(default_factory=list)
     best: list[Trial] = field(default_factory=list)
     """The trials of the fastest settings so far, the latest last."""
@@ -184,7 +189,7 @@ class Search:
         try:
             self.best = self.first = [self.measure({}, "as it is")]
             if self.best[0].failed:
-                self.ended = f"the job as it is failed: {self.best[0].failed}"
+                self.ended = f"the job as it is failed: {self.best[0].failed}; {self._fix(self.best[0].run)}"
                 return
             while (proposal := next(self._proposals(), None)) is not None:
                 self._try(proposal)
@@ -192,12 +197,19 @@ class Search:
         except BudgetExhausted as spent:
             self.ended = str(spent)
 
+    def _fix(self, run: Run) -> str:
+        """What to do about the failure of the unchanged job."""
+        words = self.subject.command if isinstance(self.subject, CommandSubject) else ()
+        ours = [name for name in OWN_OPTIONS if any(word.partition("=")[0] == name for word in words)]
+        before = f"; the command got {', '.join(ours)}: options of launcher tune stand before --" if ours else ""
+        return f"its log: launcher show {run.name}{before}"
+
     def _why_nothing_is_left(self) -> str:
         if (short := self.best[-1].diagnosis.report.too_short) is not None:
-            return f"{short} are too short to judge: allow more minutes, or fewer trials"
+            return f"{short}: too short to judge; allow more minutes, or fewer trials"
         if not bottlenecks(self.best[-1].diagnosis):
             return "no bottleneck is left"
-        return "nothing that may be changed helps against what is left"
+        return "no allowed change helps with the bottleneck that is left"
 
     @property
     def whole(self) -> float | None:
@@ -294,7 +306,7 @@ class Search:
                 self._prove(fastest)
         if fastest.kept:
             self.best = fastest.after
-        self.say(f"{fastest.proposal}: {fastest.verdict}, {fastest.why}")
+        self.log(f"{fastest.proposal}: {fastest.verdict}, {fastest.why}")
 
     @contextlib.contextmanager
     def _undecided(self, step: Step) -> Iterator[None]:
@@ -323,7 +335,7 @@ class Search:
             step.why, step.costs, step.decided = f"it failed: {trial.failed}", None, trial.began
             return False
         if other := trial.not_set(step.proposal.changes):
-            step.why = f"it was not set: {other}; a line of the script may set it, or keep it as it is"
+            step.why = f"it was not applied: {other}; a line of the script may set it, or keep the old value"
             return False
         step.costs = self._costs(step)
         return True
@@ -335,7 +347,7 @@ class Search:
             again = self.measure(best.changes, "the fastest so far again", self.first[0].steps(best.changes))
             step.before.append(again)
             if again.failed:
-                step.why = f"the settings before it failed this time: {again.failed}"
+                step.why = f"the settings without it failed this time: {again.failed}"
                 step.decided = again.began
                 return
             self.best = [*self.best, again]
@@ -348,15 +360,18 @@ class Search:
             losses = tune_course.compare(*([trial.losses for trial in side] for side in (step.before, step.after)))
             step.losses, step.same_losses = losses.text, losses.same
             if rule.same_numbers and not losses.same and step.proposal.setting not in self.allowed:
-                allow = f"--allow {step.proposal.setting} keeps it all the same"
-                step.why = f"{losses.text}; it should change no numbers: {rule.reason}; {allow}"
+                if losses.removed:
+                    step.why, step.decided = losses.text, False
+                    return
+                allow = f"--allow {step.proposal.setting} keeps it anyway"
+                step.why = f"{losses.text}; it should not change any numbers: {rule.reason}; {allow}"
                 return
             if after.apart(before) and before.median >= MIN_SPEEDUP * after.median:
                 step.kept, step.why = True, _times(step)
                 return
             if before.median < MIN_SPEEDUP * after.median:
                 break
-        apart = "less than 2 % faster" if after.apart(before) else "no more than the repeats differ by"
+        apart = "less than 2 % faster" if after.apart(before) else "within the spread of the repeats"
         step.why = f"{_times(step)}: {apart}"
 
     def _costs(self, step: Step) -> tuple[Spread, Spread]:

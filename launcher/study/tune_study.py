@@ -14,7 +14,7 @@ from launcher.config.builtin_configs import located
 from launcher.config.issues import mistake
 from launcher.config.loading import load
 from launcher.planner.plan import refuse_cost, refuse_errors
-from launcher.record import records
+from launcher.record import trial_tables
 from launcher.show.text import counted, dollars
 from launcher.study import engine
 from launcher.study.trial_table import TrialTable, held
@@ -24,7 +24,7 @@ from launcher.study.tune_settings import check_allowed
 from launcher.study.tune_subject import CommandSubject, JobSubject, Subject
 from launcher.study.tune_trials import KEYS, MEASURED, START, Trials, whole
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 MINUTES, TRIALS = 30.0, 20
 """The default budget."""
@@ -44,12 +44,12 @@ def tune(
     trials: int = TRIALS,
     max_cost: float | None = None,
     table: str | Path | None = None,
-    say: Say = print,
+    log: Log = print,
 ) -> Tuning:
     """Find the fastest settings: measure, change what limits, measure the whole again alternately, keep or roll back, repeat.
 
     >>> few = ["hyperparameters.max_steps=20"]
-    >>> found = launcher.tune("configs/quickstart_teacher.yaml", few, trials=1, say=lambda line: None)
+    >>> found = launcher.tune("configs/quickstart_teacher.yaml", few, trials=1, log=lambda line: None)
     >>> found.changes, len(found.trials())
     ({}, 1)
 
@@ -62,7 +62,7 @@ def tune(
         minutes, trials: the budget. A trial trains for at most its share of the minutes.
         max_cost: US dollars for all trials together; None: no limit.
         table: the CSV file of the trials. None: studies/<job>-tune-<backend>[-smoke].csv in the run store.
-        say: receives a line for people at each trial.
+        log: receives a line for people at each trial.
 
     Raises:
         UserError: a mistake in the arguments or the config, a table of other trials, or a job that is too short to be measured.
@@ -83,17 +83,19 @@ def tune(
             found = f"{max_cost:g}: what a command costs is not known"
             raise mistake("--max-cost", found, "leave it out; --minutes and --trials limit it")
     file = Path(table) if table is not None else _own_file(subject, smoke)
-    ceiling = _report_price(subject, trials, max_cost, say)
-    with held(file), engine.what_stays(say) as begun:
-        known = TrialTable(file, KEYS, MEASURED, subject.conditions(), subject.commit)
-        say(
-            f"at most {counted(trials, 'trial')} of {seconds:.0f} s of training and {minutes:g} minutes; {file} holds {len(known.rows)}"
+    ceiling = _report_price(subject, trials, max_cost, log)
+    with held(file), engine.what_stays(log) as begun:
+        own = table is None  # it was not named, so that naming another is no fix
+        known = TrialTable(file, KEYS, MEASURED, subject.conditions(), subject.commit, replaceable=own)
+        time = f"{minutes:g} {'minute' if minutes == 1 else 'minutes'}"
+        log(
+            f"at most {counted(trials, 'trial')} of {seconds:.0f} s of training and {time}; {file} holds {len(known.rows)}"
         )
-        measure = Trials(subject, known, trials, minutes * 60, seconds, max_cost, ceiling, say, begun)
-        search = Search(subject, allowed, measure, whole, say)
+        measure = Trials(subject, known, trials, minutes * 60, seconds, max_cost, ceiling, log, begun)
+        search = Search(subject, allowed, measure, whole, log)
         search.run()
-    own = located(config) if isinstance(config, (str, Path)) else None
-    return Tuning(subject, file, search, own, smoke, overrides)
+    source = located(config) if isinstance(config, (str, Path)) else None
+    return Tuning(subject, file, search, source, smoke, overrides)
 
 
 def _command(words: Sequence[str], on: str) -> CommandSubject:
@@ -104,7 +106,7 @@ def _command(words: Sequence[str], on: str) -> CommandSubject:
         fix = (
             "check its path, or activate its environment"
             if words
-            else "write it behind --: launcher tune -- python train.py"
+            else "put it after --: launcher tune -- python train.py"
         )
         raise mistake("command", found, fix)
     script = next((Path(word).stem for word in words if word.endswith((".py", ".sh"))), Path(words[0]).name)
@@ -114,10 +116,10 @@ def _command(words: Sequence[str], on: str) -> CommandSubject:
 
 def _own_file(subject: Subject, smoke: bool) -> Path:
     name = subject.name if subject.name.endswith("-tune") else f"{subject.name}-tune"
-    return records.store() / "studies" / f"{name}-{subject.on}{'-smoke' if smoke else ''}.csv"
+    return trial_tables.folder() / f"{name}-{subject.on}{'-smoke' if smoke else ''}.csv"
 
 
-def _report_price(subject: Subject, trials: int, max_cost: float | None, say: Say) -> float | None:
+def _report_price(subject: Subject, trials: int, max_cost: float | None, log: Log) -> float | None:
     """US dollars that a trial costs at most; None: free, or unknown.
 
     Raises:
@@ -125,7 +127,7 @@ def _report_price(subject: Subject, trials: int, max_cost: float | None, say: Sa
     """
     if not isinstance(subject, JobSubject):
         return None
-    engine.report_price([subject.base] * trials, subject.on, None, say)
+    engine.report_price([subject.base] * trials, subject.on, None, log)
     priced = plan(subject.base, on=subject.on)
     ceiling = priced.price.ceiling if priced.price is not None else None
     if max_cost is None or priced.price is None:

@@ -76,7 +76,7 @@ class Subject(ABC):
         """The current value of each of CONDITIONS."""
 
     @abstractmethod
-    def run(self, changes: Changes, until: Until, say: Callable[[str], None], started: Callable[[Run], None]) -> Run:
+    def run(self, changes: Changes, until: Until, log: Callable[[str], None], started: Callable[[Run], None]) -> Run:
         """Run it with some changes, to its end or until it is stopped. An interrupt stops the run first.
 
         Args:
@@ -157,13 +157,13 @@ class JobSubject(Subject):
             environment[SETTINGS] = json.dumps({**self.outside, **outside})
         return {name: part for name, part in (("hyperparameters", own), ("environment", environment)) if part}
 
-    def run(self, changes: Changes, until: Until, say: Callable[[str], None], started: Callable[[Run], None]) -> Run:
+    def run(self, changes: Changes, until: Until, log: Callable[[str], None], started: Callable[[Run], None]) -> Run:
         def interrupted() -> None:
-            say("stopping the running trial; the same command goes on from here")
+            log("stopping the running trial; the same command goes on from here")
 
         job = with_own_checkpoints(self.changed(changes), "tune")
         planned = check(plan(job, on=self.on))  # its issues were reported for all trials at once
-        run = run_to_completion(lambda: start(planned), say=say, interrupted=interrupted, started=started, until=until)
+        run = run_to_completion(lambda: start(planned), log=log, interrupted=interrupted, started=started, until=until)
         run.wait(progress=False)  # on SageMaker a stopped job still uploads its output
         return run
 
@@ -261,7 +261,7 @@ class CommandSubject(Subject):
         found = {name: str(value) for name, value in changes.items() if name in VARIABLES}
         return {**({SETTINGS: json.dumps({**self.outside, **own})} if own else {}), **found}
 
-    def run(self, changes: Changes, until: Until, say: Callable[[str], None], started: Callable[[Run], None]) -> Run:
+    def run(self, changes: Changes, until: Until, log: Callable[[str], None], started: Callable[[Run], None]) -> Run:
         before = {run.name for run in records.all_runs(self.name)}
         process = subprocess.Popen(
             [sys.executable, "-c", WATCH, str(Path(__file__).parents[2]), self.name, *self.command],
@@ -289,7 +289,7 @@ class CommandSubject(Subject):
                 raise KeyboardInterrupt
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
-                say("stopping the running trial; the same command goes on from here")
+                log("stopping the running trial; the same command goes on from here")
             if run is not None:
                 run.stop("Ctrl-C" if isinstance(error, KeyboardInterrupt) else "the tuning failed")
             else:
@@ -322,7 +322,7 @@ def _given_settings(text: str, key: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         shown = REDACTED if mentions_a_secret(text) else text
         raise mistake(
-            key, f"{shown}: no JSON object", "write JSON, or leave it out", valid='for example {"num_workers": 2}'
+            key, f"{shown}: not a JSON object", "write JSON, or leave it out", valid='for example {"num_workers": 2}'
         )
     return found
 

@@ -67,7 +67,7 @@ class Trials:
     each: float
     max_cost: float | None
     ceiling: float | None
-    say: Callable[[str], None]
+    log: Callable[[str], None]
     begun: list[Run] = field(default_factory=list)
     used: list[Row] = field(default_factory=list)
 
@@ -108,7 +108,8 @@ class Trials:
         if len(self.used) + trials > self.most:
             return f"{counted(self.most, 'trial is', 'trials are')} spent (--trials)"
         if seconds and sum(seconds) + (trials - 0.5) * max(seconds) > self.most_seconds:
-            return f"{self.most_seconds / 60:g} minutes are spent (--minutes)"
+            minutes = self.most_seconds / 60
+            return f"{minutes:g} {'minute is' if minutes == 1 else 'minutes are'} spent (--minutes)"
         if self.max_cost is None or self.ceiling is None:
             return ""
         paid = sum(map(self._paid, paid_for))
@@ -143,7 +144,7 @@ class Trials:
             return Run(records.find(name))
         except UserError:
             found = f"{self.known.file} names the run {name}, which is not in {records.store()}"
-            fix = f"LAUNCHER_RUNS=… where it is in another store; or another --table; or rm {self.known.file}"
+            fix = "set LAUNCHER_RUNS=… if it is in another store; else remove its row, and the same command runs only that trial again"
             raise mistake("--table", found, fix) from None
 
     def _run(self, key: dict[str, Any], changes: Changes, label: str, steps: int | None, left: Run | None) -> Trial:
@@ -163,7 +164,7 @@ class Trials:
                 values = {"label": label, "state": records.IN_PROGRESS, "allowed_seconds": self.each, "cost_usd": paid}
                 self.known.add(key, values, run)
 
-        run = left or self.subject.run(changes, self._until(steps), self.say, started)
+        run = left or self.subject.run(changes, self._until(steps), self.log, started)
         if before is not None and left is None:
             paid = self._paid(before)  # this run may have ended the warm pool of the one before
         trial = Trial(changes, run, began=_began(run))
@@ -184,8 +185,13 @@ class Trials:
                     raise
                 trial.failed = error.issues[0].found
         self.known.add(key, {**values, "failure": trial.failed, "seconds": time.monotonic() - began}, run)
-        said = trial.failed or f"{float(values['step_seconds']):.3g} s a step, all pauses counted; {values['headline']}"
-        self.say(f"{len(self.used) + 1}/{self.most}  {label}: {said}")
+        failed = trial.failed if self.used else "failed"  # the search ends with the reason
+        said = (
+            failed
+            if trial.failed
+            else f"{float(values['step_seconds']):.3g} s a step, all pauses counted; {values['headline']}"
+        )
+        self.log(f"{len(self.used) + 1}/{self.most}  {label}: {said}")
         return trial
 
     def _left(self, row: Row) -> Run | None:
@@ -195,9 +201,9 @@ class Trials:
         run = self._recorded(row["run"])
         self.begun.append(run)
         if run.state == records.IN_PROGRESS:
-            self.say(f"stopping {run.name}, which was left running")
+            self.log(f"stopping {run.name}, which was left running")
             run.stop("its tuning was interrupted")
-        run_to_completion(lambda: run, say=self.say, interrupted=lambda: None)
+        run_to_completion(lambda: run, log=self.log, interrupted=lambda: None)
         state, reason = run.state, run.outcome().get("stop_reason", "")
         return run if state == records.COMPLETED or reason.endswith(EXPECTED_STOPS) else None
 

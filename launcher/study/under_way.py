@@ -40,7 +40,7 @@ class RunningTrial:
         """Forget the trial."""
         self.file.unlink(missing_ok=True)
 
-    def left(self, trials: Sequence[Trial], say: Callable[[str], None]) -> tuple[Trial, Run] | None:
+    def left(self, trials: Sequence[Trial], log: Callable[[str], None]) -> tuple[Trial, Run] | None:
         """The trial that a killed study left, with its run, finished or still running; None: none that counts.
 
         One that is still running but no longer a trial of this study is stopped.
@@ -59,7 +59,7 @@ class RunningTrial:
         try:
             run = Run(records.find(name))
         except UserError:
-            say(
+            log(
                 f"{name}, which was left running, is not in {records.store()}: removed, or in another store (LAUNCHER_RUNS)"
             )
             return None
@@ -71,13 +71,13 @@ class RunningTrial:
         if run.state in records.OVER:
             return (trial, run) if trial is not None and run.state == records.COMPLETED else None
         if run.state == records.STOPPING:  # by Ctrl-C: it runs again once its hosts are free
-            say(f"waiting for {run.name}, which was stopped")
-            run_to_completion(lambda: run, say=say, interrupted=lambda: None)
+            log(f"waiting for {run.name}, which was stopped")
+            run_to_completion(lambda: run, log=log, interrupted=lambda: None)
             return None
         if trial is not None:
-            say(f"{run.name}, which was left running, goes on as {trial}")
+            log(f"{run.name}, which was left running, goes on as {trial}")
             return trial, run
-        say(f"stopping {run.name}, which was left running: it is no trial of this study any more")
+        log(f"stopping {run.name}, which was left running: it is no longer a trial of this study")
         run.stop("its study was interrupted")
         return None
 

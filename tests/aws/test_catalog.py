@@ -100,13 +100,15 @@ def test_other_instance_types_are_unknown(name):
     assert catalog.instance(name) is None
 
 
-def test_every_gpu_of_an_instance_type_is_known_and_bf16_begins_with_ampere():
-    for name in catalog.instance_types():
-        model = catalog.instance(name).gpu
-        if model is not None:
-            facts = catalog.gpu(model)
-            assert facts.bf16 == (float(facts.compute_capability) >= 8)
-    assert not catalog.gpu("V100").bf16 and not catalog.gpu("T4").bf16 and catalog.gpu("A100").bf16
+def test_every_gpu_of_an_instance_type_is_known_with_its_number_formats():
+    gpus = {catalog.instance(name).gpu for name in catalog.instance_types()} - {None}
+    capable = {
+        number_format: {gpu for gpu in gpus if catalog.gpu(gpu).supports(number_format)}
+        for number_format in ("fp16", "bf16", "fp8")
+    }
+    assert capable["fp16"] == gpus > capable["bf16"] > capable["fp8"]
+    assert not capable["bf16"] & {"K80", "V100", "T4"} and {"A100", "A10G", "L4", "H100"} < capable["bf16"]
+    assert not capable["fp8"] & {"A100", "A10G"} and {"L4", "L40S", "H100", "H200", "B200"} < capable["fp8"]
     with pytest.raises(KeyError):
         catalog.gpu("Trainium")
 

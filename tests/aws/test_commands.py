@@ -168,6 +168,7 @@ def lines_of(run: str, seconds: float = 120) -> str:
     return text
 
 
+@pytest.mark.slow
 def test_a_detached_job_is_listed_shown_profiled_and_stopped(emulator, config):
     done = typed("run", str(config), "--on", "aws", "--detach")
     assert done.returncode == 0, done.stderr

@@ -177,6 +177,45 @@ def test_a_rule_for_addresses_counts_for_tcp_and_not_for_efa(emulator):
     assert not any("network.security_groups" in text for text in found(plan, "error") + found(plan, "warning"))
 
 
+@pytest.mark.parametrize(
+    ("name", "addresses"),
+    [
+        ("sg-0aaaaaaaaaaaaaaa6", {"PrefixListIds": [{"PrefixListId": "pl-0a1b2c3d"}]}),
+        ("sg-0aaaaaaaaaaaaaaa7", {"Ipv6Ranges": [{"CidrIpv6": "2001:db8::/32"}]}),
+    ],
+)
+def test_a_prefix_list_and_ipv6_addresses_count_as_addresses(emulator, name, addresses):
+    own = the_group(emulator, name, inbound=[{"IpProtocol": "-1", **addresses}])
+    plan = looked("hyundai_segmentation", own, WITHOUT_EFA, "distribution=torchrun")
+    assert not any("network.security_groups" in text for text in found(plan, "error") + found(plan, "warning"))
+
+
+@pytest.mark.parametrize(
+    ("ranges", "low", "high", "is_open"),
+    [
+        ([(0, 1023), (1024, 65535)], 0, 65535, True),
+        ([(1000, 65535), (0, 2000)], 0, 65535, True),
+        ([(0, 65535), (100, 200)], 0, 65535, True),
+        ([(0, 1022), (1024, 65535)], 0, 65535, False),
+        ([(1, 65535)], 0, 65535, False),
+        ([(0, 65534)], 0, 65535, False),
+        ([(1018, 1020), (1021, 1023)], 1018, 1023, True),
+        ([(0, 10), (7777, 7777)], 7777, 7777, True),
+        ([(0, 10), (7778, 7778)], 7777, 7777, False),
+        ([], 7777, 7777, False),
+    ],
+)
+def test_port_ranges_of_several_rules_and_groups_are_joined(ranges, low, high, is_open):
+    """A host is in all of the job's groups."""
+    names = ["sg-1", "sg-2"]
+    rules = [from_itself(names[at % 2], FromPort=first, ToPort=last) for at, (first, last) in enumerate(ranges)]
+    one = [{"GroupId": names[0], "IpPermissions": rules}, {"GroupId": names[1]}]
+    two = [{"GroupId": name, "IpPermissions": rules[at::2]} for at, name in enumerate(names)]
+    assert security_groups.opens(one, low, high) is security_groups.opens(two, low, high) is is_open
+    udp = [{**rule, "IpProtocol": "udp"} for rule in rules]
+    assert not security_groups.opens([{"GroupId": names[0], "IpPermissions": udp}], low, high)
+
+
 def test_where_nobody_says_that_a_job_uses_its_efa_a_closed_group_is_a_warning(emulator):
     own = the_group(emulator, "sg-0aaaaaaaaaaaaaaa5", inbound=[ADDRESSES])
     group = boto3.client("ec2", region_name=REGION).describe_security_groups(GroupIds=["sg-0aaaaaaaaaaaaaaa5"])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -146,6 +148,23 @@ def test_a_folder_that_holds_the_home_is_not_uploaded(good, home, monkeypatch, f
         launcher.from_values(changed(good, {"inputs": {"train": {"folder": folder}}})), on="aws"
     ).errors
     assert issue.key == "inputs.train" and "holds your home folder" in issue.found, issue
+
+
+def test_a_user_without_a_home_plans_and_reads_prices(good, tmp_path, monkeypatch):
+    """As in a CI container: HOME is not set, and /etc/passwd does not know the user."""
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", lambda number: {}[number])
+    with pytest.raises(RuntimeError):
+        Path.home()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/image").touch()
+    values = changed(good, {"inputs": {"train": {"folder": str(tmp_path / "data")}}, "region": "eu-central-1"})
+    plan = launcher.plan(launcher.from_values(values), on="aws")
+    assert plan.errors == () and plan.uploads[0].files == 1 and "price not known" in plan.price.text
+    entry = {"terms": {"OnDemand": {"a": {"priceDimensions": {"b": {"pricePerUnit": {"USD": "2.5"}}}}}}}
+    client = SimpleNamespace(get_products=lambda **_: {"PriceList": [json.dumps(entry)]})
+    assert prices.read_price_list(client, "eu-central-1", ["ml.m5.large"]) == {"ml.m5.large": 2.5}, "not kept"
 
 
 def test_a_folder_without_a_file_is_not_called_uploaded(good, tmp_path):

@@ -172,7 +172,10 @@ def test_an_old_price_warns(good, monkeypatch):
     keep(json.loads(known))
     assert "WARNING" not in price(good).text
     monkeypatch.setattr(prices, "datetime", Later)
-    assert f"price list of {TODAY}; WARNING: 91 days old, launcher plan --check reads it anew" in price(good).text
+    assert (
+        f"price list of {TODAY}; WARNING: 91 days old, launcher plan --check fetches the current one"
+        in price(good).text
+    )
     assert "as public sources have it; WARNING: " in price(good, region="us-east-1").text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import threading
 from types import SimpleNamespace
 
@@ -10,6 +11,9 @@ import boto3
 import boto3.exceptions
 import botocore.exceptions
 import pytest
+import urllib3
+from botocore.awsrequest import AWSPreparedRequest, AWSResponse
+from botocore.httpsession import URLLib3Session
 
 import launcher
 from launcher.aws import follow, session
@@ -228,7 +232,7 @@ def test_where_the_environment_names_another_account_another_client_is_asked(nam
     session.forget_clients()
 
 
-@pytest.mark.parametrize("name", [*session.NETWORK, *session.SIGN_IN])
+@pytest.mark.parametrize("name", [*session.NETWORK, *session.SIGN_IN, *session.NO_CREDENTIALS])
 def test_whatever_keeps_aws_from_answering_has_words_and_is_asked_again(name):
     """botocore's HTTPClientError and its kind have an attribute `response`, which is None."""
     made = getattr(botocore.exceptions, name, None) or getattr(boto3.exceptions, name)
@@ -238,6 +242,7 @@ def test_whatever_keeps_aws_from_answering_has_words_and_is_asked_again(name):
         "proxy_url": "p",
         "provider": "sso",
         "error_msg": "no",
+        "cred_var": "a key",
         "actual_bytes": 1,
         "expected_bytes": 2,
     }
@@ -245,6 +250,82 @@ def test_whatever_keeps_aws_from_answering_has_words_and_is_asked_again(name):
     assert session.is_transient(error) and not session.is_unknown_job(error)
     found, fix = session.about(error)
     assert found and fix
+
+
+class Refusing:
+    """HTTP answers of S3 to the HEAD request of a model, and of STS about the caller. botocore reads them."""
+
+    def __init__(self) -> None:
+        self.head: int | None = None
+        """The HTTP status for a HEAD request, whose answer has no body; None: the emulator answers."""
+        self.identity: tuple[str, str] | None = None
+        """The code and message of STS; None: the emulator answers."""
+
+    def answer(self, request: AWSPreparedRequest) -> AWSResponse | None:
+        """The answer to a request of this process; None: the emulator's."""
+        if request.method == "HEAD" and request.url.endswith("/output/model.tar.gz") and self.head:
+            return self._made(request, self.head, b"")
+        if "GetCallerIdentity" in str(request.body) and self.identity:
+            error = "<Error><Type>Sender</Type><Code>{}</Code><Message>{}</Message></Error>".format(*self.identity)
+            return self._made(request, 403, f"<ErrorResponse>{error}</ErrorResponse>".encode())
+        return None
+
+    @staticmethod
+    def _made(request: AWSPreparedRequest, status: int, body: bytes) -> AWSResponse:
+        raw = urllib3.HTTPResponse(io.BytesIO(body), status=status, preload_content=False)
+        return AWSResponse(request.url, status, raw.headers, raw)
+
+
+@pytest.fixture
+def refusing(monkeypatch) -> Refusing:
+    made, send = Refusing(), URLLib3Session.send
+    monkeypatch.setattr(URLLib3Session, "send", lambda self, request: made.answer(request) or send(self, request))
+    return made
+
+
+WRITES_A_MODEL = """
+    import os, pathlib
+    pathlib.Path(os.environ["SM_MODEL_DIR"], "weights.txt").write_text("1 2 3")
+"""
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "message", "words"),
+    [
+        (400, "ExpiredToken", "The security token included in the request is expired", "credentials have expired"),
+        (403, "InvalidClientTokenId", "The security token included in the request is invalid.", "rejects these"),
+        (403, "SignatureDoesNotMatch", "Signature expired: 20261129T000000Z is now earlier", "clock is wrong"),
+    ],
+)
+def test_credentials_that_fail_during_the_download_do_not_lose_the_results(
+    sagemaker_job, refusing, status, code, message, words
+):
+    """S3 answers the HEAD request, with which a download begins, without a body: a bare 400 or 403."""
+    run = started(sagemaker_job(WRITES_A_MODEL))
+    refusing.head, refusing.identity = status, (code, message)
+    wait_until(lambda: run.state == "Completed" or run.trouble, 120, "trouble")
+    assert words in run.trouble and not run.folder.outcome.exists()
+    refusing.head = refusing.identity = None
+    assert run.wait(120) == "Completed"
+    assert run.folder.model.is_file() and "not_saved" not in run.outcome()
+
+
+@pytest.mark.parametrize(
+    ("status", "why"),
+    [(400, "AWS gives no reason (Bad Request), as with expired credentials"), (403, "not allowed: Forbidden")],
+)
+def test_a_model_that_valid_credentials_may_not_fetch_ends_the_following(sagemaker_job, refusing, status, why):
+    run = started(sagemaker_job(WRITES_A_MODEL))
+    refusing.head = status
+    assert run.wait(120) == "Completed" and not run.folder.model.exists()
+    [not_saved] = run.outcome()["not_saved"]
+    assert not_saved.startswith(f"model.tar.gz: {why}; it is in s3://")
+
+
+def test_a_wrong_clock_is_asked_again():
+    answer = {"Error": {"Code": "RequestTimeTooSkewed", "Message": "The difference is too large."}}
+    error = botocore.exceptions.ClientError(answer, "GetObject")
+    assert session.is_transient(error) and "clock is wrong" in session.about(error)[0]
 
 
 @pytest.mark.parametrize("error", [PermissionError(errno.EACCES, "no"), OSError(errno.EROFS, "no")])

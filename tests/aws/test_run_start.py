@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import signal
+from collections.abc import Callable
 
 import boto3
 import pytest
@@ -13,10 +14,12 @@ import pytest
 import launcher
 from launcher.aws import follow, session, submit, upload
 from launcher.backends.interrupts import deferred, interruptible
+from launcher.commands import live
+from launcher.commands.exit_codes import INTERRUPTED, RUN_FAILED
 from launcher.record import disk, records
 from launcher.runner.run_to_completion import run_to_completion
-from tests.aws.conftest import REGION, SLEEPS, lost, not_found, replacing, started
-from tests.conftest import wait_until
+from tests.aws.conftest import REGION, SLEEPS, described, lost, not_found, replacing, started
+from tests.conftest import exit_code, wait_until
 
 
 @pytest.fixture
@@ -128,6 +131,41 @@ def test_a_job_that_is_known_late_after_a_lost_answer_is_followed(plan, monkeypa
     stop(run)
 
 
+def test_a_job_whose_last_attempt_may_have_got_through_after_minutes_is_followed(plan, monkeypatch):
+    """botocore tries again after each 60 s without an answer, and DescribeTrainingJob takes a moment to know the job."""
+
+    def slowly_lost(plan):
+        folder = launcher.attach(plan.name).folder
+        known = folder.read(folder.remote)
+        records.write_json(folder.remote, {**known, "sent": known["sent"] - 5 * follow.UNKNOWN_SECONDS})
+        create(plan)
+        lost()
+
+    create = submit.create
+    with monkeypatch.context() as late:
+        late.setattr(submit, "create", slowly_lost)
+        late.setattr(session, "client", replacing("sagemaker", describe_training_job=not_found))
+        run = launcher.run(plan)
+        assert run.state == "InProgress" and not run.folder.outcome.exists()
+        assert run.folder.read(run.folder.remote)["account"] == "123456789012"
+    stop(run)
+
+
+def test_a_full_disk_does_not_keep_a_job_that_may_run_from_being_handed_over(plan, monkeypatch):
+    def full_and_lost(plan):
+        late.setattr(records, "write_json", full)
+        lost()
+
+    def full(file, value, **options):
+        raise OSError(errno.ENOSPC, "No space left on device", str(file))
+
+    with monkeypatch.context() as late:
+        late.setattr(submit, "create", full_and_lost)
+        late.setattr(session, "client", replacing("sagemaker", describe_training_job=not_found))
+        run = launcher.run(plan)
+        assert run.folder.state() == "InProgress" and not run.folder.supervisor_lives()
+
+
 def test_a_job_whose_creation_and_the_look_after_it_time_out_may_run_and_is_followed(plan, monkeypatch, capsys):
     launcher.upload(plan)
     boto3.client("sagemaker", region_name=REGION).create_training_job(**plan.request)
@@ -212,7 +250,7 @@ def test_ctrl_c_in_a_study_ends_an_upload_before_there_is_a_job(plan, monkeypatc
         monkeypatch.setattr(submit, "create", lambda plan: pytest.fail("the job was created"))
         with pytest.raises(KeyboardInterrupt):
             run_to_completion(
-                lambda: launcher.run(plan), say=print, interrupted=lambda: pytest.fail("no run is there to stop")
+                lambda: launcher.run(plan), log=print, interrupted=lambda: pytest.fail("no run is there to stop")
             )
     finally:
         signal.signal(signal.SIGINT, handler)
@@ -240,3 +278,46 @@ def test_signals_wait_for_what_may_not_be_cut_and_for_nothing_else(within):
             assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, handler)
+
+
+def arrives(number: signal.Signals) -> Callable[[], None]:
+    """A signal that does not end this process, the tests', where the launcher does not expect it."""
+
+    def come() -> None:
+        assert signal.getsignal(number) is not signal.SIG_DFL, f"{number.name} would end the launcher here"
+        signal.raise_signal(number)
+
+    return come
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "reason"),
+    [(signal.SIGINT, INTERRUPTED, "Ctrl-C"), (signal.SIGTERM, RUN_FAILED, "launcher run received SIGTERM")],
+)
+def test_a_signal_while_the_job_is_created_stops_it(plan, as_typed, aws_calls, capsys, number, code, reason):
+    aws_calls.during["CreateTrainingJob"] = arrives(number)
+    assert exit_code(plan) == code
+    run = launcher.attach(plan.name)
+    assert run.state == "Stopped" and run.outcome()["stop_reason"] == reason
+    assert described(plan.name)["TrainingJobStatus"] == "Stopped"
+    printed = capsys.readouterr()
+    assert "stopping: " in printed.err and f"{plan.name}: Stopped" in printed.out
+
+
+def test_ctrl_c_in_a_terminal_while_a_detached_job_is_created_is_asked_about(plan, as_typed, aws_calls, monkeypatch):
+    asked = []
+    monkeypatch.setattr(live, "_ask", lambda: asked.append(plan.name) or "leave")
+    aws_calls.during["CreateTrainingJob"] = arrives(signal.SIGINT)
+    assert exit_code(plan, detach=True) == INTERRUPTED
+    assert asked == [plan.name] and ("sagemaker", "StopTrainingJob") not in aws_calls.made
+    run = launcher.attach(plan.name)
+    assert run.state == "InProgress"
+    stop(run)
+
+
+def test_sigterm_ends_an_upload_before_there_is_a_job(plan, as_typed, aws_calls):
+    aws_calls.during["PutObject"] = arrives(signal.SIGTERM)
+    assert exit_code(plan) == INTERRUPTED
+    run = launcher.attach(plan.name)
+    assert run.state == "Failed" and "not started: KeyboardInterrupt" in run.outcome()["failure"]
+    assert ("sagemaker", "CreateTrainingJob") not in aws_calls.made

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import signal
+from argparse import Namespace
 from types import SimpleNamespace
 
+import boto3
 import botocore.exceptions
 import pytest
 
 import launcher
-from launcher.aws import session
-from launcher.commands import foreground, live
-from launcher.commands.exit_codes import INTERRUPTED
+from launcher.aws import follow, session
+from launcher.commands import foreground, live, options
+from launcher.commands.exit_codes import INTERRUPTED, RUN_FAILED
 from launcher.config.issues import mistake
 from launcher.record import records
 from launcher.runner.run_to_completion import run_to_completion
-from tests.aws.conftest import REGION, replacing
+from tests.aws.conftest import REGION, SLEEPS, described, replacing
+from tests.conftest import exit_code
 from tests.launcher.test_store import recorded
 
 NAME = "sleeper-20261121-031500-abcd"
@@ -80,14 +86,106 @@ def test_a_second_request_that_fails_leaves_the_first_one_in_force(run, monkeypa
     assert run.state == "Stopping" and run.folder.read(run.folder.stop_request)["reason"] == "the first"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_that_cannot_stop_the_job_says_so_and_ends_the_launcher(run, monkeypatch, capsys, number):
-    """In the middle of a request too, whose errors are kept as the run's trouble."""
+@pytest.fixture(params=[errno.ENOSPC, errno.EACCES, errno.EROFS], ids=["full disk", "a colleague's", "read-only"])
+def unwritable(run, request, monkeypatch) -> str:
+    """Nothing can be written to the run's folder; returns the reason in words."""
+
+    def refuses(file, *_, **__) -> None:
+        raise OSError(request.param, os.strerror(request.param), str(file))
+
+    monkeypatch.setattr(records, "write_json", refuses)
+    monkeypatch.setattr(follow, "open", refuses, raising=False)
+    return os.strerror(request.param)
+
+
+@pytest.mark.parametrize("is_being_created", [False, True])
+def test_a_stop_that_cannot_be_noted_is_sent_all_the_same(run, unwritable, monkeypatch, capsys, is_being_created):
+    """Whoever is creating the job would not see the request, so SageMaker is asked."""
+    asked: list[str] = []
+    refused_by(monkeypatch, lambda TrainingJobName: asked.append(TrainingJobName))
+    with open(run.folder.lock, "wb") as lock:
+        if is_being_created:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        run.stop("a test")
+    assert asked == [NAME]
+    assert f"{NAME}: SageMaker stops it; the request could not be noted in {run.folder.path}: {unwritable}" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_stop_that_can_neither_be_noted_nor_sent_names_the_job_that_goes_on(run, unwritable, monkeypatch):
     refused_by(monkeypatch, expired)
-    handler = foreground._stop_without_asking(run)
-    with pytest.raises(SystemExit) as ended, session.unreachable():
-        handler(number, None)
-    assert ended.value.code == INTERRUPTED
+    with pytest.raises(
+        launcher.UserError, match=f"{NAME} was NOT stopped and goes on: the AWS credentials have expired"
+    ):
+        run.stop("a test")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_cannot_stop_the_job_says_so_and_ends_the_launcher(run, as_typed, monkeypatch, capsys, number):
+    """In the middle of a request too, whose errors are kept as the run's trouble."""
+    came = []
+
+    def answered(**_) -> dict[str, str]:
+        if not came:
+            came.append(number)
+            signal.raise_signal(number)
+        return {"TrainingJobStatus": "InProgress"}
+
+    refused_by(monkeypatch, expired)
+    monkeypatch.setattr(session, "client", replacing("sagemaker", describe_training_job=answered))
+    options.end_like_ctrl_c()
+    assert foreground.follow_to_the_end(run, Namespace(logs=False, all=False)) == INTERRUPTED
+    printed = capsys.readouterr()
+    assert f"{NAME} was NOT stopped and goes on" in printed.err and f"{NAME} goes on; launcher attach" in printed.out
+
+
+def test_a_signal_while_a_client_is_made_stops_the_job_and_follows_it_to_its_end(
+    sagemaker_job, as_typed, aws_calls, monkeypatch
+):
+    """The launcher then holds a lock, which the request to stop needs. A client is made again once AWS has not answered."""
+    make, came = boto3.Session.client, []
+
+    def made(self, *names, **options):
+        asked = ("sagemaker", "DescribeTrainingJob") in aws_calls.made
+        if asked and session.ONE_AT_A_TIME.locked() and not came:
+            came.append(names)
+            signal.raise_signal(signal.SIGTERM)
+        return make(self, *names, **options)
+
+    monkeypatch.setattr(boto3.Session, "client", made)
+    aws_calls.fail("DescribeTrainingJob", code="ExpiredTokenException")
+    plan = launcher.plan(sagemaker_job(SLEEPS), on="aws")
+    assert exit_code(plan) == RUN_FAILED and came
+    assert described(plan.name)["TrainingJobStatus"] == "Stopped"
+    assert launcher.attach(plan.name).outcome()["stop_reason"] == "launcher run received SIGTERM"
+
+
+def test_a_second_sigterm_while_the_job_is_asked_to_stop_does_not_keep_it_from_that(run, as_typed, monkeypatch):
+    """Who ends a job in CI sends SIGINT, and SIGTERM seconds later."""
+    received, signals = [], iter([signal.SIGINT, signal.SIGTERM])
+
+    def stop_training_job(**_) -> None:
+        signal.raise_signal(next(signals))
+        received.append(NAME)
+
+    def idle(_) -> None:
+        if received:
+            records.write_json(run.folder.outcome, {"state": "Stopped"})
+        else:
+            signal.raise_signal(next(signals))
+
+    options.end_like_ctrl_c()
+    refused_by(monkeypatch, stop_training_job)
+    monkeypatch.setattr(live._PlainLines, "idle", idle)
+    assert live.follow(run) is True and received == [NAME]
+    assert run.folder.read(run.folder.stop_request)["reason"] == "Ctrl-C"
+
+
+def test_ctrl_c_while_following_counts_where_python_drops_its_exception(run, dropped_interrupt, monkeypatch, capsys):
+    refused_by(monkeypatch, expired)
+    monkeypatch.setattr(live._PlainLines, "idle", dropped_interrupt)
+    assert live.follow(run) is True
     assert f"{NAME} was NOT stopped and goes on" in capsys.readouterr().err
 
 
@@ -98,7 +196,7 @@ def studied(run, monkeypatch):
     def follow(**options) -> list[str]:
         said: list[str] = []
         with pytest.raises(KeyboardInterrupt):
-            run_to_completion(lambda: run, say=said.append, interrupted=lambda: said.append("stopping"), **options)
+            run_to_completion(lambda: run, log=said.append, interrupted=lambda: said.append("stopping"), **options)
         return said
 
     return follow
@@ -131,7 +229,7 @@ def test_a_limit_that_cannot_stop_the_job_at_first_stops_it_later_and_that_is_sa
 
     monkeypatch.setattr("launcher.runner.run.Run.stop", stop)
     said: list[str] = []
-    ended = run_to_completion(lambda: run, say=said.append, interrupted=lambda: None, until=lambda _: "long enough")
+    ended = run_to_completion(lambda: run, log=said.append, interrupted=lambda: None, until=lambda _: "long enough")
     assert ended is run and asked == 3 * ["long enough"] and len(said) == 1
 
 
@@ -149,7 +247,7 @@ def test_ctrl_c_while_a_limit_cannot_stop_the_job_tries_once_more(run, monkeypat
     said: list[str] = []
     with pytest.raises(KeyboardInterrupt):
         run_to_completion(
-            lambda: run, say=said.append, interrupted=lambda: said.append("stopping"), until=lambda _: "long enough"
+            lambda: run, log=said.append, interrupted=lambda: said.append("stopping"), until=lambda _: "long enough"
         )
     assert asked == ["long enough", "long enough", "Ctrl-C"] and "stopping" in said
 
@@ -159,7 +257,7 @@ def test_a_limit_that_cannot_stop_the_job_is_reported_once(run, monkeypatch):
     monkeypatch.setattr("launcher.runner.run_to_completion.STOP_AGAIN", -1.0)
     said: list[str] = []
     with pytest.raises(launcher.UserError, match=f"{NAME} was NOT stopped and goes on"):
-        run_to_completion(lambda: run, say=said.append, interrupted=lambda: None, until=lambda _: "long enough")
+        run_to_completion(lambda: run, log=said.append, interrupted=lambda: None, until=lambda _: "long enough")
     assert said == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import json
@@ -15,12 +16,12 @@ import boto3
 import pytest
 
 import launcher
-from launcher.aws import checkpoint_prefix, follow
+from launcher.aws import checkpoint_prefix, follow, session
 from launcher.commands import main
 from launcher.record.metric_lines import parse_line
 from launcher.record.records import write_json
 from launcher.study.engine import report_price
-from tests.aws.conftest import BUCKET, REGION, SLEEPS, TRAINS, described, is_ready, started
+from tests.aws.conftest import BUCKET, REGION, SLEEPS, TRAINS, described, is_ready, replacing, started
 from tests.conftest import wait_until
 from tests.launcher.test_replay import COUNTS
 
@@ -281,11 +282,15 @@ def test_a_run_that_left_no_checkpoint_is_not_resumed(sagemaker_job, tmp_path, c
 def test_two_jobs_under_way_do_not_share_a_prefix_for_their_checkpoints(sagemaker_job, monkeypatch):
     prefix = f"s3://{BUCKET}/checkpoints/shared"
     first = started(sagemaker_job(SLEEPS, checkpoints=prefix))
-    for given, refused in ((f"{prefix}/", True), (f"{prefix}/of-another", False)):
+    uses = f"{first.name} is under way and keeps its checkpoints under"
+    for given, found in (
+        (f"{prefix}/", [f"{uses} {prefix}/"]),
+        (f"{prefix}/below", [f"{uses} {prefix}, this job under {prefix}/below"]),
+        (f"s3://{BUCKET}/checkpoints", [f"{uses} {prefix}, this job under s3://{BUCKET}/checkpoints"]),
+        (f"{prefix}-by-its-start-only", []),
+    ):
         plan = launcher.check(launcher.plan(sagemaker_job(SLEEPS, checkpoints=given, name="other"), on="aws"))
-        found = [str(issue) for issue in plan.errors]
-        assert len(found) == refused
-        assert not refused or f"{first.name} is under way and keeps its checkpoints under {given}" in found[0]
+        assert [issue.found for issue in plan.errors] == found
     small = sagemaker_job(SLEEPS, checkpoints=prefix)
     report_price([small], "aws", None, lambda line: None)  # of a study, whose trials have prefixes of their own
     with monkeypatch.context() as fewer:
@@ -296,6 +301,44 @@ def test_two_jobs_under_way_do_not_share_a_prefix_for_their_checkpoints(sagemake
     first.stop()
     assert first.wait(60) == "Stopped"
     assert launcher.check(launcher.plan(small, on="aws")).errors == ()
+
+
+def test_a_job_that_another_launcher_started_during_the_upload_keeps_its_prefix(sagemaker_job, data, monkeypatch):
+    """Both found the prefix free before they uploaded."""
+    prefix = f"s3://{BUCKET}/checkpoints/raced"
+    other = launcher.plan(sagemaker_job(SLEEPS, checkpoints=prefix, name="other"), on="aws")
+    job = sagemaker_job(SLEEPS, checkpoints=prefix, inputs={"train": {"folder": str(data)}})
+    plan = launcher.check(launcher.plan(job, on="aws"))
+    assert plan.errors == ()
+    launcher.upload(other)
+    upload_file = session.client("s3", REGION).upload_file
+    sagemaker = boto3.client("sagemaker", region_name=REGION)
+
+    def raced(*what, **options) -> None:
+        with contextlib.suppress(sagemaker.exceptions.ClientError):  # the name is in use: the second file
+            sagemaker.create_training_job(**other.request)
+        upload_file(*what, **options)
+
+    with monkeypatch.context() as uploading:
+        uploading.setattr(session, "client", replacing("s3", upload_file=raced))
+        with pytest.raises(
+            launcher.UserError, match=f"{other.name} is under way and keeps its checkpoints under {prefix}"
+        ):
+            launcher.run(plan)
+    run = launcher.attach(plan.name)
+    assert run.state == "Failed" and run.outcome()["failure"].startswith("not started: ")
+    with pytest.raises(sagemaker.exceptions.ClientError, match="not found"):
+        described(plan.name)
+    sagemaker.stop_training_job(TrainingJobName=other.name)
+
+
+def test_a_job_that_may_not_list_others_starts_and_that_is_said_once(sagemaker_job, aws_calls, capsys):
+    aws_calls.fail("ListTrainingJobs", code="AccessDeniedException", times=4)
+    job = sagemaker_job("print('started')\n", checkpoints=f"s3://{BUCKET}/checkpoints/unlisted")
+    plan = launcher.check(launcher.plan(job, on="aws"))
+    assert "checkpoints" in [issue.key for issue in plan.issues if issue.level == "not checked"]
+    assert launcher.run(plan).wait(120) == "Completed"
+    assert "not checked" not in capsys.readouterr().err
 
 
 def test_a_job_that_is_stopping_still_writes_its_last_checkpoint():

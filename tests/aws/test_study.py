@@ -110,7 +110,7 @@ def test_a_price_that_the_list_lacks_is_named(config, capsys):
 
 @pytest.mark.slow
 def test_remote_runs_on_hosts_of_the_emulator_and_its_images_have_a_price(config, tmp_path):
-    found = launcher.study.preprocessing(config, on="aws", table=tmp_path / "trials.csv", say=lambda line: None)
+    found = launcher.study.preprocessing(config, on="aws", table=tmp_path / "trials.csv", log=lambda line: None)
     assert found.failed == [] and [cell.pipeline for cell in found.cells] == ["remote"]
     text = str(found)
     assert "1 ml.g5.xlarge, 1 ml.c6i.4xlarge" in text and " 2.31 " in text

@@ -11,6 +11,7 @@ from typing import Any
 
 import botocore.session
 import pytest
+from training.models import fp8
 
 import launcher
 from launcher.aws import catalog, cluster, limits, validation
@@ -102,6 +103,10 @@ ERRORS = [
     ({"compute.processes_per_host": 4}, "compute.processes_per_host", "one process per GPU", "remove processes_per_host"),
     ({"compute.instance_type": P3, "distribution": "torchrun", "hyperparameters": {"dtype": "bf16"}}, "hyperparameters.dtype", "bf16 on V100", "fp16 or fp32"),
     ({"compute.instance_type": P3, "distribution": "torchrun", "hyperparameters": {"precision": "tf32"}}, "hyperparameters.precision", "tf32 on V100", "fp16 or fp32"),
+    ({"compute.instance_type": P3, "distribution": "torchrun", "hyperparameters": {"teacher_precision": "fp8"}}, "hyperparameters.teacher_precision", "fp8 on V100", "fp16 or fp32, or use ml.g6"),
+    ({"compute.instance_type": G5, "distribution": "torchrun", "hyperparameters": {"teacher_precision": "fp8"}}, "hyperparameters.teacher_precision", "fp8 on A10G", "bf16, or use ml.g6"),
+    ({**KIT, "compute.instance_type": "ml.p5.48xlarge", "distribution": "torchrun", "hyperparameters": {"student": "vit_small_patch16_224", "teacher_precision": "fp8"}}, "hyperparameters.teacher_precision", "fp8 with PyTorch 2.0.1, which is too old", "use a newer image, or write teacher_precision: null"),
+    ({**TAUGHT, "compute": {"instance_groups": [GROUPS[0], {**GROUPS[1], "instance_type": G5}], "training_groups": ["gpus"]}, "hyperparameters.teacher_precision": "fp8"}, "hyperparameters.teacher_precision", "fp8 on A10G", "bf16, or use ml.g6"),
     ({**KIT, "hyperparameters": {"student": "vit_small_patch16_224", "gradient_compression": "bf16"}}, "hyperparameters.gradient_compression", "bf16 with smddp", "gradient_compression: none"),
     ({"hyperparameters": {"global_batch_size": 100}}, "hyperparameters.global_batch_size", "100 images do not divide evenly among 16 processes", "96 or 112"),
     # -- the image
@@ -197,7 +202,7 @@ NOT_CHECKED = [
     ({"image": {"uri": "123456789012.dkr.ecr.us-west-2.amazonaws.com/mine:1"}}, "image", "mine:1: not one of AWS's images", "container toolkit"),
     ({"image": {"uri": "123456789012.dkr.ecr.us-west-2.amazonaws.com/mine:1"}}, "distribution", "whether the image holds SageMaker's data parallel library", "import smdistributed.dataparallel"),
     ({**KIT, "hyperparameters": DALI, "image": {"uri": "123456789012.dkr.ecr.us-west-2.amazonaws.com/mine:1"}}, "hyperparameters.preprocessing", "whether the image holds NVIDIA's package", "pip install nvidia-dali-cuda120"),
-    ({}, "hyperparameters", "train.py declares no settings class", "dataclass"),
+    ({"hyperparameters": {"epochs": 1}}, "hyperparameters", "train.py declares no settings class", "docs/your-own-script.md"),
 ]  # fmt: skip
 
 
@@ -220,6 +225,7 @@ FINE = [
     {"checkpoints": {"s3": KEPT, "path": "/opt/ml/saved"}},
     {**KIT, "checkpoints": {"s3": KEPT, "path": "/opt/ml/checkpoints/"}},
     {"compute.keep_alive_minutes": 60},
+    {**TAUGHT, "image": {"framework_version": "2.9.0", "python": "py312"}, "hyperparameters.teacher_precision": "fp8"},  # by the CPUs, not by the A100s
     {"inputs.train": FSX, "network": VPC},
     {"network": {"isolation": True}},
     {"profiling": {"rules": {"ProfilerReport": {"CPUBottleneck_threshold": 90}}}},
@@ -263,10 +269,10 @@ def test_what_sagemaker_takes_is_not_refused(good, changes):
     assert [str(issue) for issue in issues(changed(good, changes)) if issue.level == "error"] == []
 
 
-def test_a_good_config_has_no_finding_but_about_its_settings_class_its_images_age_and_its_placeholders(good):
+def test_a_good_config_has_no_finding_but_about_its_images_age_and_its_placeholders(good):
     reported = [(issue.level, issue.key) for issue in issues(good)]
     # 2.0.1 gets no patches any more, and the role and the buckets are examples
-    assert reported == [("not checked", "hyperparameters"), ("warning", "image"), ("warning", "role")]
+    assert reported == [("warning", "image"), ("warning", "role")]
 
 
 def test_no_rule_is_without_a_case(good):
@@ -325,3 +331,7 @@ def test_a_file_systems_id_has_the_length_that_sagemakers_has(good, source):
         given = {"inputs": {"train": {source: f"fs-{'a' * digits}", "path": "/fsx/train"}}, "network": VPC}
         with contextlib.nullcontext() if fits else pytest.raises(launcher.UserError, match=f"inputs.train.{source}"):
             launcher.from_values(changed(good, given))
+
+
+def test_the_launcher_and_the_scripts_agree_on_the_oldest_pytorch_with_fp8():
+    assert cluster.FIRST_WITH_FP8 == fp8.MIN_TORCH

@@ -52,7 +52,7 @@ def learning(folder: Path, data: Data, chosen: DistillationSettings, frozen: Tea
     with redirect_stdout(io.StringIO()):
         _, run = open_run(chosen, environment, ALONE)
         image = torch.zeros(1, 3, SIDE, SIDE, dtype=torch.uint8)
-        students = Students(variants(chosen), frozen, data.classes, environment, image, STEPS, ALONE, run.report.say)
+        students = Students(variants(chosen), frozen, data.classes, environment, image, STEPS, ALONE, run.report.log)
         loaders = open_loaders(data, chosen, ALONE, batch_size_per_device=BATCH)
     task = Recorded(Distillation(students.trained, frozen, timeline=run.timeline))
 

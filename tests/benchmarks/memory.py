@@ -1,4 +1,4 @@
-"""The memory that ZeRO, a bf16 teacher and the teacher cache save per process, as measured and as `memory.explain` has it.
+"""The memory that ZeRO, a bf16 teacher and the teacher cache save per process, as measured and as `batch_size.explain` has it.
 
 `make bench-training`. vit_base_patch16_224 teaches vit_small_patch16_224. Each row is its own set of gloo processes that
 train two steps. The optimizer's state and the teacher's weights are counted tensor by tensor; resident memory is the
@@ -22,7 +22,7 @@ import torch
 from engine import ALONE, VIEWS, machine, model, noise, open_engine, settings, table, teacher
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from training.distributed.world import process_group
-from training.engine import memory
+from training.engine import batch_size, memory
 from training.engine.state import prepare
 from training.settings.distillation import TeacherCacheSettings
 from training.tasks.distillation import with_teacher
@@ -117,7 +117,7 @@ def explained(case: Case) -> list[str]:
     data = noise(2)
     now, without = memory.measure([prepare(model(STUDENT, seed=0), chosen, 1, ALONE)], data)
     frozen, image = teacher(TEACHER, case.teacher), memory.example(data, ALONE.device)
-    return memory.explain(*with_teacher(now, without, frozen, chosen, image, cached=case.cached), GPU)
+    return batch_size.explain(*with_teacher(now, without, frozen, chosen, image, cached=case.cached), GPU)
 
 
 def main() -> None:
@@ -129,7 +129,14 @@ def main() -> None:
         return
     print(f"{TEACHER} -> {STUDENT}, 224 px, 2 images a process, fp32; {machine(1)} a process\n")
     rows = [
-        ("MB a process", "optimizer, most", "optimizer, least", "memory.explain", "teacher on the device", "resident")
+        (
+            "MB a process",
+            "optimizer, most",
+            "optimizer, least",
+            "batch_size.explain",
+            "teacher on the device",
+            "resident",
+        )
     ]
     for name, case in CASES.items():
         held = measured(case)

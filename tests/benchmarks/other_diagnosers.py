@@ -74,11 +74,11 @@ from training.engine import loop
 init()
 untraced, on_device = loop._step, loop.on_device
 loop.on_device = lambda *arguments: arguments
-def traced(task, state, batches, accumulation, *rest):
+def traced(task, states, batches, accumulation, *rest):
     waiting, *place = batches
     fetched = [*itertools.islice(waiting, accumulation)]
-    with trace_step(state.trained):
-        return untraced(task, state, on_device(iter(fetched), *place), accumulation, *rest)
+    with trace_step(states[0].trained):
+        return untraced(task, states, on_device(iter(fetched), *place), accumulation, *rest)
 loop._step = traced
 """
 """Python after the plant: marks where a step begins and ends, as TraceML's users do in their own loops: after the wait for a batch,
@@ -137,22 +137,24 @@ def right(tool: str, findings: list[str], kind: str | None) -> bool:
     return any(kind in accepted.get(finding, ()) for finding in findings)
 
 
-def cells(ours: Measurements, kind: str | None, traceml: Path, gpuprof: Path) -> list[str]:
+def cells(ours: Measurements, kind: str | None, traceml: Path | None, gpuprof: Path | None) -> list[str]:
     """Two cells per tool: its findings in a run, and whether they lead to what was planted.
 
     Args:
-        traceml, gpuprof: the folders of the runs they watched.
+        traceml, gpuprof: the folders of the runs they watched; None: the run failed.
     """
     found = {
-        "TraceML": traceml_findings(traceml / "logs"),
-        "gpuprof": json.loads((gpuprof / "gpuprof.json").read_text()),
+        "TraceML": traceml and traceml_findings(traceml / "logs"),
+        "gpuprof": gpuprof and json.loads((gpuprof / "gpuprof.json").read_text()),
         "Debugger": debugger_findings(ours),
     }
-    return [
-        cell
-        for tool, findings in found.items()
-        for cell in (", ".join(findings) or "nothing", "yes" if right(tool, findings, kind) else "NO")
-    ]
+    reported = []
+    for tool, findings in found.items():
+        if findings is None:
+            reported += ["its run failed", "NO"]
+        else:
+            reported += [", ".join(findings) or "nothing", "yes" if right(tool, findings, kind) else "NO"]
+    return reported
 
 
 def traceml_findings(logs: Path) -> list[str]:

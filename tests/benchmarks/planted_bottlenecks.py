@@ -21,11 +21,12 @@ import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -53,7 +54,7 @@ from launcher.show.table import Table
 ENTRYPOINTS = Path(__file__).parents[2] / "entrypoints"
 
 SERVERS_END_SECONDS = 120
-"""Timeout for hosts that prepare images, after the trainer has ended, with a part of a core."""
+"""After the trainer has ended, hosts that prepare images with a part of a core have this long to end; then they are killed."""
 
 
 def train(
@@ -100,13 +101,22 @@ def train(
         )
     if done.returncode:
         raise RuntimeError(f"{case.kind} {case.form} {tool}:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
-    for root in CONTROL_GROUPS:
-        for group in Path(root).glob("planted-*"):
-            until = time.monotonic() + SERVERS_END_SECONDS
-            while (group / "cgroup.procs").read_text() and time.monotonic() < until:
-                time.sleep(0.1)  # Ray's processes end after those that started them
-            group.rmdir()
+    remove_groups(folder)
     return folder
+
+
+def remove_groups(folder: Path) -> None:
+    """Remove the control groups of a run's processes when they have ended: Ray's do later than those that started them, or not at all."""
+    for root in CONTROL_GROUPS:
+        for group in Path(root).glob(f"planted-{folder.parent.name}-{folder.name}-*"):
+            until = time.monotonic() + SERVERS_END_SECONDS
+            while left := (group / "cgroup.procs").read_text().split():
+                if time.monotonic() > until:
+                    for process in left:
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(int(process), signal.SIGKILL)
+                time.sleep(0.1)
+            group.rmdir()
 
 
 @contextlib.contextmanager
@@ -187,15 +197,14 @@ def row(case: Case, data: Path, teacher: Path | None, options: argparse.Namespac
         print(before, end="\n\n", flush=True)
     found = found_in(before, case.kind, case.form)
     if options.others:
-        theirs = [
-            train(case, base(case), case.plant, data, teacher, f"{name}-{tool}", tool)
-            for tool in ("TraceML", "gpuprof")
-        ]
+        theirs = watched_by_others(
+            lambda tool: train(case, base(case), case.plant, data, teacher, f"{name}-{tool}", tool)
+        )
         return found.cells[:4] + other_diagnosers.cells(read(str(folder)), case.kind, *theirs)
     if options.found_only:
         return found
     if found.right and top is not None and case.servers:
-        after_case = replace(case, servers=int(str(top.fixes[0].value).split()[0]))  # "2 hosts that serve instead of 1"
+        after_case = replace(case, servers=int(str(top.fixes[0].value).split()[0]))  # "2 serving hosts instead of 1"
         try:
             after = Diagnosis(read(str(train(after_case, base(case), case.plant, data, teacher, f"{name}-after"))))
         except RuntimeError as error:  # this machine cannot start them; the finding stands
@@ -217,6 +226,18 @@ def row(case: Case, data: Path, teacher: Path | None, options: argparse.Namespac
     return with_gain(found, top.gain, before, after)
 
 
+def watched_by_others(run: Callable[[str], Path]) -> list[Path | None]:
+    """The folders of the runs that TraceML and gpuprof watched; None: such a run failed."""
+    folders: list[Path | None] = []
+    for tool in ("TraceML", "gpuprof"):
+        try:
+            folders.append(run(tool))
+        except RuntimeError as error:  # what the others show is not lost
+            print(error, file=sys.stderr)
+            folders.append(None)
+    return folders
+
+
 def row_on_a_device(case: OnADevice, data: Path, options: argparse.Namespace) -> Row | list[str]:
     """The same on the simulated accelerator."""
     name = name_of(case)
@@ -228,7 +249,7 @@ def row_on_a_device(case: OnADevice, data: Path, options: argparse.Namespace) ->
         print(before, end="\n\n", flush=True)
     found = found_in(before, case.kind, case.form, outside=case.neighbours > 0)
     if options.others:
-        theirs = [watched_by(tool, case, data, f"{name}-{tool}") for tool in ("TraceML", "gpuprof")]
+        theirs = watched_by_others(lambda tool: watched_by(tool, case, data, f"{name}-{tool}"))
         return found.cells[:4] + other_diagnosers.cells(read(str(folder)), case.kind, *theirs)
     if options.found_only:
         return found

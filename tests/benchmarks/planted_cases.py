@@ -110,7 +110,8 @@ batches.LabelledBatch._asdict = slow
 GROUP = """
 import os, pathlib
 root = next(place for place in map(pathlib.Path, {roots!r}) if place.is_dir())
-group = root / f"planted-{{os.getpid()}}"
+run = pathlib.Path(os.environ["SAGEMAKER_BASE_DIR"])
+group = root / f"planted-{{run.parent.name}}-{{run.name}}-{{os.getpid()}}"
 group.mkdir()
 (group / "cgroup.procs").write_text(str(os.getpid()))
 """

@@ -52,7 +52,7 @@ class Row:
             return [*cells, "-", "-", "-"]
         held = inside(self.gain, self.obtained) if self.comparable else None
         reported = f"{self.obtained}{'' if self.comparable else ' (not comparable)'}"
-        return [*cells, self.gain.said, reported, "-" if held is None else "yes" if held else "no"]
+        return [*cells, self.gain.text, reported, "-" if held is None else "yes" if held else "no"]
 
 
 def first_finding(diagnosis: Diagnosis, *, outside: bool = False) -> Finding | None:

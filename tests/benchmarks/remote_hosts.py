@@ -184,7 +184,7 @@ def trainer(pipe: Connection, host: str, port: int, data: Path, size: int) -> No
             threads=1,
             device=ALONE.device,
             processes=1,
-            say=said.append,
+            log=said.append,
         )
         batches: Iterator[Any] | None = None
         while (question := pipe.recv()) is not None:

@@ -96,7 +96,7 @@ def learning(folder: Path, channel: Path, asked: DistillationSettings, frozen: T
     )
     with redirect_stdout(io.StringIO()):
         _, run = open_run(asked, environment, ALONE)
-        students = Students(variants(asked), frozen, data.classes, environment, torch.zeros(1, 3, SIDE, SIDE, dtype=torch.uint8), STEPS, ALONE, run.report.say)  # fmt: skip
+        students = Students(variants(asked), frozen, data.classes, environment, torch.zeros(1, 3, SIDE, SIDE, dtype=torch.uint8), STEPS, ALONE, run.report.log)  # fmt: skip
         loaders = open_loaders(data, asked, ALONE, batch_size_per_device=BATCH, views=VIEWS)
     cache = None
     if frozen is not None:

@@ -6,6 +6,7 @@ pytest                    runs test_apart.py, which starts that
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,6 +73,16 @@ def gpu() -> torch.device:
     from tests.device import stand_in
 
     return stand_in.install()
+
+
+@pytest.fixture(autouse=True)
+def _memory_stays_while_a_stream_uses_it(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "gpu" in request.fixturenames:
+        from tests.device.stand_in import streams
+
+        found, streams.unsafe[:] = [*streams.unsafe], []
+        assert found == []
 
 
 @pytest.fixture(scope="session")

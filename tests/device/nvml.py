@@ -17,6 +17,10 @@ const char *nvmlErrorString(int status) { return status == 9 ? "Driver Not Loade
 int nvmlDeviceGetCount_v2(unsigned *count) { *count = 3; return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) { *device = devices + index; return 0; }
 int nvmlDeviceGetHandleByUUID(const char *name, void **device) { *device = devices + 2; return strcmp(name, "GPU-two") ? 2 : 0; }
+int nvmlDeviceGetUUID(void *device, char *uuid, unsigned length) {
+    if (device == devices + 1) return 3;
+    strncpy(uuid, device == devices ? "GPU-zero" : "GPU-two", length); return 0;
+}
 int nvmlDeviceGetUtilizationRates(void *device, Utilization *found) {
     if (device == devices + 1) return 3;
     if (getenv("NVML_DENIES")) return 4;

@@ -51,7 +51,7 @@ def test_a_required_one_is_on_the_disk_when_it_returns(world, tmp_path):
 
 def test_a_disk_that_fails_is_reported_with_the_next_one_and_with_a_required_one_at_once(world, tmp_path, monkeypatch):
     said: list[str] = []
-    kept = Checkpoints(tmp_path / "kept", world, say=said.append)
+    kept = Checkpoints(tmp_path / "kept", world, log=said.append)
 
     def full(*arguments) -> None:
         raise OSError(28, "No space left on device")

@@ -51,7 +51,7 @@ def decided(
     said: list[str] = []
     record = TimelineRecord(folder, ALONE, settings)
     steps = steps if isinstance(steps, tuple) else (steps, steps)
-    run = Started(settings, replace(ALONE, **world), record, types.SimpleNamespace(say=said.append))
+    run = Started(settings, replace(ALONE, **world), record, types.SimpleNamespace(log=said.append))
     chosen, run = decide_compiling(settings, run, trained=steps[0], answered=steps[1])
     assert run.settings is chosen
     names = ("compile", "compile_teacher", "cuda_graphs")
@@ -65,8 +65,8 @@ def test_a_long_run_on_a_gpu_is_compiled_into_graphs_and_says_so(tmp_path, gpu):
     chosen, said = decided(tmp_path, STUDENT, device=CUDA)
     assert chosen == (True, True, True)
     assert said == [
-        "compile auto: yes, into CUDA graphs: 5,000 steps repay it",
-        "compile_teacher auto: yes, into CUDA graphs: 5,000 steps repay it",
+        "compile auto: yes, into CUDA graphs: it pays off over 5,000 steps",
+        "compile_teacher auto: yes, into CUDA graphs: it pays off over 5,000 steps",
     ]
     assert decided(tmp_path, ClassifierSettings(model="x"), device=CUDA)[0] == (True, True)
 
@@ -74,7 +74,10 @@ def test_a_long_run_on_a_gpu_is_compiled_into_graphs_and_says_so(tmp_path, gpu):
 def test_a_short_one_is_not_and_says_why(tmp_path, gpu):
     chosen, said = decided(tmp_path, STUDENT, PAYS_FROM - 1, device=CUDA)
     assert chosen == (False, False, False)
-    assert said[0] == "compile auto: no, 4,999 steps do not repay it; about 5,000 do" and len(said) == 2
+    assert (
+        said[0] == "compile auto: no, 4,999 steps are too few for it to pay off; that takes about 5,000"
+        and len(said) == 2
+    )
 
 
 def test_a_teacher_that_answers_in_few_steps_is_not_compiled_for_them(tmp_path, gpu):
@@ -111,6 +114,10 @@ def test_what_nobody_measured_is_no_default(tmp_path, gpu):
     assert chosen == (True, True, False) and said == ["cuda_graphs auto: no, it was not measured on several GPUs"]
     everything = replace(STUDENT, compile=True, compile_teacher=True, cuda_graphs=True)
     assert decided(tmp_path, everything, device=CUDA, size=2) == ((True, True, True), [])
+    chosen, said = decided(tmp_path, replace(STUDENT, copy_stream=True, teacher_stream=True), device=CUDA)
+    assert chosen == (False, False, False) and said[0].startswith(
+        "compile auto: no, teacher_stream runs two models at once"
+    )
 
 
 def test_what_is_compiled_by_older_torch_is_launched_as_before(tmp_path, gpu, monkeypatch):
@@ -130,7 +137,7 @@ def test_what_is_set_stays(tmp_path, gpu):
     assert decided(tmp_path, without, device=CUDA)[0] == (False, False, False)
     graphs = replace(STUDENT, cuda_graphs=True)
     chosen, said = decided(tmp_path, graphs, 10, device=CUDA)
-    assert chosen == (False, False, False) and said[-1].startswith("cuda_graphs true: there are none"), (
+    assert chosen == (False, False, False) and said[-1].startswith("cuda_graphs true has no effect"), (
         "of nothing compiled"
     )
 

@@ -54,6 +54,7 @@ def test_pixels_come_by_a_stream_that_waits_for_no_other_rank(
     monkeypatch.setattr(accelerator, "side_stream", recorded)
     runs("train_classifier", waits_in=(HAND_OVER,), **GRADED, **CONVOLUTIONAL, preprocessing="dali", worker_type="auto")
     asker = "answers"
-    world._answer(SimpleNamespace(wait=lambda: None), torch.ones(1, device=gpu))()
+    work = SimpleNamespace(wait=lambda: torch.gpu.current_stream().wait_stream(torch.gpu.default_stream()))
+    world._answer(work, torch.ones(1, device=gpu))()
     streams = {who: stream for who, stream in used}
     assert {*streams} == {"pixels", "answers"} and streams["pixels"] is not streams["answers"]

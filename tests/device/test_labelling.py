@@ -45,9 +45,13 @@ def _assert_counted(folder: Path) -> None:
         assert each == pytest.approx(sum(about["teacher_gflop_per_image"]), rel=1e-4)
 
 
-@pytest.mark.parametrize(("precision", "features"), [("fp16", "pooled"), ("int4", None)])
-def test_a_bank_that_a_gpu_filled_holds_the_cpus_answers(runs: Runs, precision: str, features: str | None):
-    found = []
+@pytest.mark.parametrize(("precision", "features", "copy_stream"), [("fp16", "pooled", False), ("int4", None, True)])
+def test_a_bank_that_a_gpu_filled_holds_the_cpus_answers(
+    runs: Runs, precision: str, features: str | None, copy_stream: bool
+):
+    found, copied = [], []
+    run = accelerator.SideStream.run
+    runs.monkeypatch.setattr(accelerator.SideStream, "run", lambda *given: copied.append(run(*given)) or copied[-1])
     for device in (runs.gpu, CPU):
         folder = runs.folder / f"{device.type}-{precision}"
         folder.mkdir()
@@ -58,6 +62,7 @@ def test_a_bank_that_a_gpu_filled_holds_the_cpus_answers(runs: Runs, precision: 
         runs.monkeypatch.setattr(accelerator, "find", lambda _, device=device: device)
         kept = TeacherCacheSettings(views=2, top_k=2, precision=precision, where=str(folder / "bank"))
         student = {"student": "vit_tiny_patch16_224", "student_options": VIT, "image_size": SIDE}
+        student["copy_stream"] = copy_stream
         student["features"] = FeatureSettings(level=features) if features else None
         label = label_images.label
 
@@ -77,6 +82,7 @@ def test_a_bank_that_a_gpu_filled_holds_the_cpus_answers(runs: Runs, precision: 
             assert switches.allow_tf32 == (device == CPU), "as training in fp32 has them; a CPU asks for nothing"
         _assert_counted(folder)
         found.append([part for view in (1, 2) for part in decoded(Bank(folder / "bank"), view)])
+    assert len(copied) == (2 * 3 if copy_stream else 0), "batches of two views"
     for on_gpu, on_cpu in zip(*found):
         assert len(on_gpu["image"]) == 24 and ("features" in on_gpu) == (features is not None)
         for name in on_cpu:

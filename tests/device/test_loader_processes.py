@@ -15,7 +15,7 @@ from training.runtime import accelerator
 
 from tests.device.stand_in import no_synchronisation
 from tests.device.stand_in.pinned import Runtime
-from tests.entrypoints.test_loader_processes import Numbers, batches_of
+from tests.entrypoints.numbered_images import Numbers, batches_of
 
 COUNT = 40
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,8 +83,41 @@ def test_a_loop_on_a_gpu_is_timed_by_events_without_a_wait_of_ours(gpu, observed
         assert {*phases} == {"data_wait", "forward", "backward", "optimizer"} | copies
         assert min(phases.values()) > 0 and sum(phases.values()) <= window["seconds"]["step"] + 1e-6
     assert (lines[0]["device"], lines[0]["device_name"]) == ("gpu", "Stand-in GPU")
+    assert lines[0]["device_uuid"] == "stand-in-0"
     [copy] = [line for line in lines if line["kind"] == "setup" and line["of"] == "copy"]
     assert copy["values"] == {"pinned": False} and "inputs.to(device)" in copy["text"]
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["alone", "beside a thread that trains"])
+def test_optimizers_that_step_within_backward_are_seen_on_autograds_thread(gpu, observed, monkeypatch, elsewhere):
+    """Those of a thread of the script's own are not the training's, also while it waits for its backward pass."""
+    model = nn.Linear(8, 1).to(gpu)
+    optimizers = {one: torch.optim.SGD([one], lr=0.1) for one in model.parameters()}
+    other = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    observer, threads, seen = torch_hooks.current(), set(), set()
+    begins = observer.optimizer_begins
+    monkeypatch.setattr(observer, "optimizer_begins", lambda optimizer: (seen.add(optimizer), begins(optimizer)))
+
+    def step(parameter: torch.Tensor) -> None:
+        threads.add(threading.get_ident())
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+        if elsewhere:
+            beside = threading.Thread(target=other.step)
+            beside.start()
+            beside.join()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+    for inputs, targets in DataLoader(TensorDataset(torch.randn(64, 8), torch.randn(64, 1)), batch_size=8):
+        (model(inputs.to(gpu)) - targets.to(gpu)).square().mean().backward()
+    assert threads and threading.get_ident() not in threads
+    observer.close()
+    lines = [json.loads(line) for line in (observed / "timeline-0.jsonl").read_text().splitlines()]
+    windows = [line for line in lines if line["kind"] == "steps"]
+    assert sum(window["extra"]["steps"] for window in windows) == windows[-1]["step"] == 8
+    assert all({"forward", "backward", "optimizer"} <= {*window["seconds"]} for window in windows)
+    assert seen == {*optimizers.values()}
 
 
 def test_events_are_used_again(gpu, observed):

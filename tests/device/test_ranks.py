@@ -65,7 +65,7 @@ def test_two_ranks_go_on_to_the_bit(found: dict[str, dict[str, Any]], case: str)
     assert of_case["sums"] == of_case["sums of the other"], "the ranks exchanged their gradients"
 
 
-@pytest.mark.parametrize("case", ["accumulation and compression", "filling teacher cache"])
+@pytest.mark.parametrize("case", ["accumulation and compression", "filling teacher cache", "side streams"])
 def test_two_ranks_train_what_one_does(found: dict[str, dict[str, Any]], runs: Runs, case: str):
     """Models without BatchNorm, which sees a rank's own images."""
     script, values = CASES[case]

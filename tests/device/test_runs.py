@@ -61,6 +61,16 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
         {"teacher": "pixel_teacher", "hard_label_weight": 0.5, "teacher_cache": {"views": 1}, "epochs": 3},
     ),
     "segmentation of features": ("train_segmentation", {"teacher": "pixel_teacher", "features": {"level": "tokens"}}),
+    "copies by a stream": ("train_classifier", {"copy_stream": True, **EVERYTHING}),
+    "copies of a loader process by a stream": ("train_kd", {"copy_stream": True, "worker_type": "loader", "epochs": 4}),
+    "copies by a stream for a teacher cache": ("train_kd", {"copy_stream": True, "teacher_cache": {"views": 1, "top_k": 2}, "epochs": 3}),
+    "a teacher by a stream": ("train_kd", {"copy_stream": True, "teacher_stream": True, "batch_size_per_device": 4}),
+    "an ensemble by a stream": ("train_kd", {"copy_stream": True, "teacher_stream": True, "teacher": "ensemble", "students": STUDENTS}),
+    "a teacher of features by a stream": ("train_kd", {"copy_stream": True, "teacher_stream": True, "features": {"level": "tokens"}}),
+    "a teacher of pixels by a stream": (
+        "train_segmentation",
+        {"copy_stream": True, "teacher_stream": True, "teacher": "pixel_teacher", "hard_label_weight": 0.5, "dice_weight": 0.5},
+    ),
 }  # fmt: skip
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import types
+from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,9 +15,12 @@ from training.data.threads import pinned_batch
 from training.engine import run
 from training.engine.memory import Footprint
 from training.engine.memory_trial import StepTrial
+from training.engine.state import TrainingState
 from training.measure import annotate, sagemaker_profiler
-from training.models import precision
+from training.models import precision, timm_models
 from training.runtime import accelerator, failure
+from training.settings.distillation import DistillationSettings
+from training.tasks import distillation
 from training.teacher import frozen
 from training.teacher.logit_records import record_layout
 from training.teacher.served import ServerTeacher
@@ -54,7 +59,7 @@ def test_bf16_is_taken_where_the_gpu_has_it(gpu, monkeypatch):
     assert precision.choose("auto", gpu).name == "bf16"
     monkeypatch.setattr(torch.gpu, "capability", (7, 5))
     assert precision.choose("auto", gpu).name == "fp32"
-    with pytest.raises(ValueError, match="Stand-in GPU has compute capability 7.5 and bf16 needs 8.0"):
+    with pytest.raises(ValueError, match="Stand-in GPU has compute capability 7.5 but bf16 needs 8.0"):
         precision.choose("bf16", gpu)
 
 
@@ -66,6 +71,20 @@ def test_a_teacher_moves_as_a_whole_and_keeps_its_types(gpu, channels):
         moved = weights_of(loaded.to(device))
         assert {value.device for value in moved.values()} == {device}
         assert {name: value.dtype for name, value in moved.items()} == types_before
+
+
+def test_an_fp8_teacher_needs_a_gpu_that_has_it(gpu, monkeypatch):
+    model = timm_models.build("vit_tiny_patch16_224", {"img_size": 32, "patch_size": 8, "depth": 1}, len(CLASSES))
+    teacher = frozen.Teacher([frozen.FrozenModel(model, "vit", {}, precision="fp8")])
+    monkeypatch.setattr(torch.gpu, "capability", (8, 6))
+    with pytest.raises(
+        ValueError, match="teacher_precision fp8: Stand-in GPU has compute capability 8.6 but fp8 needs 8.9"
+    ):
+        teacher.to(gpu)
+    monkeypatch.setattr(torch.gpu, "capability", (9, 0))
+    images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
+    expected, found = teacher(images), teacher.to(gpu)(images.to(gpu))
+    assert found.device.type == gpu.type and (found.cpu() - expected).norm() < 0.1 * expected.norm()
 
 
 def test_the_teacher_of_a_server_computes_on_its_gpu_and_answers_where_the_images_are(gpu, channels):
@@ -80,6 +99,23 @@ def test_the_teacher_of_a_server_computes_on_its_gpu_and_answers_where_the_image
         found[device] = logits, layout.decode(records.numpy(), cpu)
     for one, other in zip(found[cpu], found[gpu]):
         assert torch.allclose(one, other, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16"])
+def test_a_servers_teacher_computes_in_tf32_where_the_training_hosts_would(gpu, monkeypatch, name):
+    monkeypatch.setattr(accelerator, "in_turn", lambda index: gpu)
+    monkeypatch.setattr(distillation, "load_teacher", lambda *_: frozen.Teacher([]))
+    switches = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [one.allow_tf32 for one in switches]
+    try:
+        for one in switches:
+            one.allow_tf32 = name == "fp32"  # the wrong way round
+        settings = DistillationSettings(student="x", precision=name)
+        distillation._server_teacher(settings, CLASSES, 3, record_layout(len(CLASSES), 2, "fp16"), 0)
+        assert [one.allow_tf32 for one in switches] == [name != "fp32"] * 2
+    finally:
+        for one, value in zip(switches, before):
+            one.allow_tf32 = value
 
 
 def test_everything_by_itself_and_recorded(runs: Runs, monkeypatch):
@@ -127,18 +163,18 @@ def test_a_run_that_goes_on_takes_the_size_that_it_had_where_it_still_fits(runs:
     job = {"batch_size_per_device": "auto", "checkpoint_every": 1}
     monkeypatch.setattr(Footprint, "largest_batch", lambda *_: 4)
     runs("train_classifier", **job, max_steps=1)
-    assert "batch_size_per_device: 4, by itself" in capsys.readouterr().out
+    assert "batch_size_per_device: 4 (auto)" in capsys.readouterr().out
     monkeypatch.setattr(Footprint, "largest_batch", lambda *_: 8)
     runs("train_classifier", **job, max_steps=2)
-    assert "batch_size_per_device: 4, as before" in capsys.readouterr().out
+    assert "batch_size_per_device: 4 (auto, as before)" in capsys.readouterr().out
     monkeypatch.setattr(StepTrial, "fits", lambda _, images: images < 4)
     runs("train_classifier", **job, max_steps=3)
-    assert "batch_size_per_device: 2, by itself: there is no room for the 4 of before" in capsys.readouterr().out
+    assert "batch_size_per_device: 2 (auto): the previous 4 no longer fits" in capsys.readouterr().out
     # a size that somebody named is none that was tried: `auto` does not keep to it
     monkeypatch.undo()
     runs("train_classifier", **job | {"batch_size_per_device": 4}, name="named", max_steps=1)
     runs("train_classifier", **job, name="named", max_steps=2)
-    assert "batch_size_per_device: 8, by itself" in capsys.readouterr().out
+    assert "batch_size_per_device: 8 (auto)" in capsys.readouterr().out
 
 
 def test_what_a_step_takes_is_predicted_from_two_small_ones(runs: Runs):
@@ -165,6 +201,33 @@ def test_a_library_without_workspace_ends_no_trial_and_another_error_does(runs: 
     assert not failing("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`").fits(2)
     with pytest.raises(RuntimeError, match="Expected all tensors"):
         failing("Expected all tensors to be on the same device").fits(2)
+
+
+def test_a_trial_of_passes_that_accumulate_holds_the_gradients_of_earlier_ones(runs: Runs, monkeypatch):
+    [state] = runs("train_classifier", max_steps=1).states
+    together = replace(state, world=replace(state.world, size=2))  # a share of 4 images
+    one = LabelledBatch(torch.zeros(1, 3, SIDE, SIDE, dtype=torch.uint8), *torch.zeros(5, 1))
+    data = types.SimpleNamespace(collate_training=lambda items: one, training={(1, 0): None})
+
+    def trial(state: TrainingState) -> StepTrial:
+        def task(batch: LabelledBatch) -> Iterator[dict[str, torch.Tensor]]:
+            yield {"loss": state.trainable(batch.images).square().mean()}
+
+        return StepTrial(task, [state], data, 0)
+
+    def held(size: int, **how: bool) -> int:
+        torch.ones(1, device=runs.gpu, requires_grad=True).sum().backward()  # autograd's thread frees what it did last
+        return trial(together).held(size, **how)
+
+    gradients = sum(4 * parameter.numel() for parameter in state.trainable.parameters())
+    first, later, whole = held(2), held(2, accumulates=True), held(4)
+    assert later - first == gradients
+    torch.ones(1, device=runs.gpu, requires_grad=True).sum().backward()
+    before = torch.gpu.memory_allocated()
+    monkeypatch.setattr(Memory, "total", before + first + gradients // 2)
+    assert trial(state).fits(2) and not trial(together).fits(2)
+    monkeypatch.setattr(Memory, "total", before + whole + gradients)
+    assert trial(together).fits(4), "the whole share is one pass"
 
 
 def test_every_tensor_of_a_batch_is_pinned_for_a_gpu_and_for_no_cpu(gpu):

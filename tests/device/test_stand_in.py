@@ -14,7 +14,8 @@ from torch import nn
 from training.runtime import accelerator
 from training.tasks import losses
 
-from tests.device.stand_in import HiddenSynchronisation, no_synchronisation, observed
+from tests.device.stand_in import HiddenSynchronisation, no_synchronisation, observed, streams
+from tests.device.stand_in.streams import StreamRace
 
 MIXED = "Expected all tensors to be on the same device"
 
@@ -251,3 +252,59 @@ def test_a_stream_is_current_in_its_thread_alone_and_lists_what_it_was_asked(gpu
     torch.zeros(1, device=gpu).record_stream(stream)
     assert elsewhere == [torch.gpu.default_stream()] and torch.gpu.current_stream() is elsewhere[0]
     assert stream.calls == ["record_event", "wait_event", "wait_stream"]
+
+
+# -- the order of streams ----------------------------------------------------------------------------------------------
+
+
+def test_a_stream_that_does_not_wait_for_what_it_reads_is_found(values):
+    side, own = torch.gpu.Stream(values.device), torch.gpu.current_stream()
+    with torch.gpu.stream(side), pytest.raises(StreamRace, match="add.* reads what stream .* writes"):
+        values + 1
+    side.wait_stream(own)
+    with torch.gpu.stream(side):
+        made = values + 1
+    with pytest.raises(StreamRace, match="sum.* reads what stream"):
+        made.sum()
+    with pytest.raises(StreamRace, match="writes what stream .* uses"):
+        values.zero_()  # the side stream may still read it
+    done = side.record_event()
+    own.wait_event(done)
+    assert made.sum().item() == 78 and values.zero_().sum().item() == 0
+
+
+@pytest.mark.parametrize("wait", ["synchronize", "query", "device", "item"])
+def test_what_the_host_has_waited_for_is_done_for_every_stream(values, wait):
+    side = torch.gpu.Stream(values.device)
+    if wait == "device":
+        torch.gpu.synchronize()
+    elif wait == "item":
+        values.sum().item()
+    else:
+        getattr(torch.gpu.current_stream().record_event(), wait)()
+    with torch.gpu.stream(side):
+        assert (values + 1).sum().item() == 78
+
+
+@pytest.mark.parametrize("kept", ["by record_stream", "by an order", "not"])
+def test_memory_that_goes_before_a_stream_has_used_it_is_found(values, kept):
+    side, own = torch.gpu.Stream(values.device), torch.gpu.current_stream()
+    side.wait_stream(own)
+    with torch.gpu.stream(side):
+        made = values + 1
+    own.wait_stream(side)
+    made.sum()
+    if kept == "by record_stream":
+        made.record_stream(own)
+    elif kept == "by an order":
+        side.wait_stream(own)
+    del made
+    found, streams.unsafe[:] = [*streams.unsafe], []
+    assert [text.split(" is freed")[0] for text in found] == (
+        [f"memory of stream {side.queue.number}"] if kept == "not" else []
+    )
+
+
+def test_a_view_is_no_kernel(values):
+    with torch.gpu.stream(torch.gpu.Stream(values.device)):
+        assert values.view(-1).shape == (12,) and values.t().shape == (3, 4)

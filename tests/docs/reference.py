@@ -160,7 +160,7 @@ def _is(name: str, text: str) -> bool:
 def _title(cls: type) -> str:
     return {
         "TrainingSettings": "Every script",
-        "LabelledImageSettings": "One class an image",
+        "LabelledImageSettings": "One class per image",
         "TeacherSettings": "With a teacher",
         "LabelBankSettings": "teacher_cache",
         "TeacherCacheSettings": "teacher_cache of train_kd.py",

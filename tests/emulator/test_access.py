@@ -24,7 +24,7 @@ from botocore.config import Config
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 
-from launcher.emulator import Emulator, wire
+from launcher.emulator import Emulator, router
 from tests.emulator.conftest import BUCKET, REGION, SAY, Aws
 
 
@@ -286,12 +286,12 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read(aws):
         assert (status, "takes bodies of up to 1,073,741,824 bytes" in text) == (403, True), text
     presigned = aws.client("s3").generate_presigned_url("put_object", {"Bucket": BUCKET, "Key": "too-large"})
     path = presigned.removeprefix(aws.url)
-    assert "EntityTooLarge" in send(aws.url, "PUT", path, {"Content-Length": str(wire.MAX_BODY + 1)})[1]
+    assert "EntityTooLarge" in send(aws.url, "PUT", path, {"Content-Length": str(router.MAX_BODY + 1)})[1]
     assert not aws.objects("too-large")
 
 
 def test_a_chunked_body_over_the_limit_is_refused(aws, monkeypatch):
-    monkeypatch.setattr(wire, "MAX_BODY", 1000)
+    monkeypatch.setattr(router, "MAX_BODY", 1000)
     headers = signed(aws, "PUT", f"/{BUCKET}/chunks", {}, b"x" * 1000)
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items() if name != "Content-Length")
     head = f"PUT /{BUCKET}/chunks HTTP/1.1\r\nHost: {urlsplit(aws.url).netloc}\r\n{lines}Transfer-Encoding: chunked\r\n\r\n"

@@ -16,7 +16,6 @@ from tests.entrypoints.ranks import from_clean_forks
 
 # data workers are forks: of a process with threads they may hang
 multiprocessing.set_start_method("forkserver", force=True)
-from_clean_forks()
 
 DECODERS = {
     "simplejpeg": "simplejpeg",
@@ -24,6 +23,12 @@ DECODERS = {
     "Pillow": "Pillow (neither simplejpeg nor OpenCV is installed)",
 }
 """What jpeg.find_decoder calls them."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fork_server() -> None:
+    """Ranks, data workers and loader processes have one parent, whichever of them a test starts first."""
+    from_clean_forks()
 
 
 @pytest.fixture(params=DECODERS)

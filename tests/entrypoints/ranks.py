@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
+from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 
 from tests.conftest import ROOT
@@ -49,9 +50,26 @@ def run_ranks(
 
 
 def from_clean_forks() -> multiprocessing.context.BaseContext:
-    """Processes that start at once and hang in no lock: their parent has imported torch and computed nothing, so has no threads."""
+    """Processes that start at once and hang in no lock: their parent has imported all that they need and computed nothing, so has no
+    threads. The first call starts that parent: with one thread, and in the folder where it finds these tests, and not another package of
+    that name."""
+    # not where this module begins: that parent imports it before it finds `training`
+    from training.data.worker_processes import PRELOADED
+
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["training.distributed.data_parallel", "torch._dynamo", __name__])
+    # this module first, whose package says where the others are: what is not found is passed over
+    context.set_forkserver_preload([__name__, *PRELOADED, "torch._dynamo"])
+    before, folder = os.environ.get("OMP_NUM_THREADS"), Path.cwd()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.chdir(ROOT)
+    try:
+        ensure_running()
+    finally:
+        os.chdir(folder)
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
     return context
 
 
@@ -67,9 +85,8 @@ def started_ranks(
         context.Process(target=_run, args=(code, {**common, **environment}, tmp_path, rank))
         for rank, environment in enumerate(environments or torchrun_environments(size))
     ]
-    with _server_of_forks():
-        for process in processes:
-            process.start()
+    for process in processes:
+        process.start()
     try:
         yield processes
     finally:
@@ -100,23 +117,6 @@ def free_port() -> int:
             second.bind(("127.0.0.1", port + 1))
             _GIVEN.add(port)
             return port
-
-
-@contextlib.contextmanager
-def _server_of_forks() -> Iterator[None]:
-    """The server of the forks is started by the first of them: with one thread, and in the folder where it finds these tests, and not
-    another package of that name."""
-    before, folder = os.environ.get("OMP_NUM_THREADS"), Path.cwd()
-    os.environ["OMP_NUM_THREADS"] = "1"
-    os.chdir(ROOT)
-    try:
-        yield
-    finally:
-        os.chdir(folder)
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
 
 
 def _run(code: str, environment: Mapping[str, str], folder: Path, rank: int) -> None:

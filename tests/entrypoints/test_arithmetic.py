@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from training.measure import arithmetic
 from training.measure.arithmetic import PEAKS, Arithmetic, operations, peak
+from training.models import fp8
 from training.models.features import WithFeatures
 from training.models.precision import Precision
 from training.models.timm_models import Normalized, build, choose_attention
@@ -129,6 +130,21 @@ def test_teachers_in_sixteen_bits_with_features_and_segmenters_are_counted():
     assert operations(model, IMAGE, trains=False) == alone
 
 
+@counts
+@pytest.mark.skipif(fp8.unsupported(CPU) is not None, reason="torch is too old for fp8")
+def test_an_fp8_teachers_products_with_its_weights_are_counted_as_fp8_and_its_attention_as_bf16(monkeypatch):
+    model = build("vit_tiny_patch16_224", {"img_size": 32, "patch_size": 8, "depth": 2}, 4)
+    alone = operations(model, IMAGE, trains=False)
+    teacher = Teacher([FrozenModel(model, "vit", {}, precision="fp8")])
+    in_fp8 = 2 * 2 * 17 * 12 * 192**2  # two blocks' four layers; 17 tokens
+    known = on(monkeypatch, "NVIDIA H100 80GB HBM3")
+    known.count(IMAGE, [], teacher.counted)
+    assert known.about()["teacher_gflop_per_image"] == [alone / 1e9]
+    ideal = in_fp8 / 1979e12 + (alone - in_fp8) / 989e12
+    assert known.window(10, 10, 0.1, 4)["mfu"] == pytest.approx(10 * ideal / 0.1)
+    assert known.about()["peak_tflops"] == {"bf16": 989.0, "fp8": 1979.0}
+
+
 @pytest.mark.parametrize(
     ("device", "teraflops"),
     [
@@ -161,13 +177,13 @@ def test_a_peak_is_that_of_the_very_device_or_not_known(device, teraflops):
 def test_every_peak_has_its_source_and_rises_with_fewer_bits():
     for one in PEAKS:
         assert one.source.startswith("https://") and "nvidia" in one.source
-        ordered = [one.teraflops[name] for name in ("fp32", "tf32", "bf16") if name in one.teraflops]
+        ordered = [one.teraflops[name] for name in ("fp32", "tf32", "bf16", "fp8") if name in one.teraflops]
         assert ordered == sorted(ordered) and one.teraflops["fp16"] == one.teraflops.get("bf16", one.teraflops["fp16"])
 
 
 def test_utilisation_by_hand_where_models_compute_in_several_precisions(monkeypatch):
     """By models whose operations are their name."""
-    monkeypatch.setattr(arithmetic, "operations", lambda count, image, trains: count)
+    monkeypatch.setattr(arithmetic, "_counted", lambda count, image, trains: (count, count - 8e9))
     known = on(monkeypatch, "NVIDIA A100-SXM4-40GB")
     known.count(IMAGE, [(30e9, "bf16"), (6e9, "bf16")], [(78e9, "tf32")])
     done = {"tflops": 256 * 36e9 / 0.1e12, "mfu": 256 * 36e9 / 312e12 / 0.1}
@@ -248,6 +264,7 @@ def digits(tmp_path_factory):
 
 
 @counts
+@pytest.mark.slow
 def test_a_run_records_what_it_computes_and_of_a_teacher_only_what_it_was_asked(digits, tmp_path):
     """Its first epoch fills the cache; from then on the teacher's arithmetic is none."""
     taught = {"img_size": 16, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 2, "in_chans": 1}

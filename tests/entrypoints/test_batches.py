@@ -145,8 +145,8 @@ def test_neighbours_stay_together_when_a_view_is_drawn_again():
 @pytest.mark.parametrize(
     ("images", "batch", "ranks", "accumulation", "message"),
     [
-        (200, 100, 8, 1, "global_batch_size 100 does not divide by 8 processes: 96 or 104"),
-        (200, 4, 8, 1, "global_batch_size 4 does not divide by 8 processes: 8$"),
+        (200, 100, 8, 1, "global_batch_size 100 is not divisible by 8 processes: 96 or 104"),
+        (200, 4, 8, 1, "global_batch_size 4 is not divisible by 8 processes: 8$"),
         (200, 96, 8, 5, "12 images of each process do not divide into 5 parts: 4 or 6"),
         (20, 24, 8, 1, "20 training images make no batch of global_batch_size 24: lower it to 16 or less"),
         (5, 8, 8, 1, "5 training images make no batch .*: give at least 8 images, one a process"),
@@ -162,7 +162,7 @@ def test_a_device_batch_that_does_not_divide_the_share_is_refused_with_the_neare
     message = rf"batch_size_per_device {micro} does not divide the 12 images of each process \(global_batch_size 24 over 2\): {valid}"
     with pytest.raises(ValueError, match=message):
         loaders(global_batch_size=24, ranks=(0, 2), micro=micro)
-    with pytest.raises(ValueError, match="does not divide by 5 processes: 20 or 25"):
+    with pytest.raises(ValueError, match="is not divisible by 5 processes: 20 or 25"):
         loaders(global_batch_size=24, ranks=(0, 5))
     assert share_of_batch(24, world(1, 3)) == 8
 

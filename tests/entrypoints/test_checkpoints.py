@@ -44,7 +44,7 @@ def said() -> list[str]:
 @pytest.fixture
 def checkpoints(tmp_path, said):
     """Makes the checkpoints of a new process in the test's folder."""
-    return lambda world=ALONE, **options: Checkpoints(tmp_path / "kept", world, say=said.append, **options)
+    return lambda world=ALONE, **options: Checkpoints(tmp_path / "kept", world, log=said.append, **options)
 
 
 def test_what_is_saved_comes_back_as_it_was(checkpoints, said):
@@ -73,7 +73,7 @@ def test_a_step_is_written_once(checkpoints, tmp_path):
 
 
 def test_without_a_folder_nothing_is_saved_and_nothing_found(said):
-    nowhere = Checkpoints(None, ALONE, say=said.append)
+    nowhere = Checkpoints(None, ALONE, log=said.append)
     nowhere.save(1, state(1), {}, required=True)
     assert nowhere.load() is None and not nowhere.enabled
 
@@ -111,7 +111,7 @@ def flipped(file: Path) -> None:
         ("manifest.json", torn, "manifest.json: JSONDecodeError"),
         ("manifest.json", Path.unlink, "no manifest.json"),
         ("manifest.json", lambda file: file.write_text("[]"), "manifest.json: TypeError"),
-        ("manifest.json", lambda file: shutil.copy(file.parents[1] / "step-00000001/manifest.json", file), "not of this step"),
+        ("manifest.json", lambda file: shutil.copy(file.parents[1] / "step-00000001/manifest.json", file), "not for this step"),
     ],
 )  # fmt: skip
 def test_a_damaged_checkpoint_is_passed_over_and_said(checkpoints, tmp_path, said, name, damage, reported):
@@ -120,7 +120,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(checkpoints, tmp_path, sai
     damage(tmp_path / "kept/step-00000002" / name)
     assert checkpoints().load().step == 1
     [line] = said
-    assert line.startswith("checkpoint step-00000002 is damaged (") and line.endswith("), taking step-00000001")
+    assert line.startswith("checkpoint step-00000002 is damaged (") and line.endswith("), using step-00000001")
     assert reported in line
 
 
@@ -259,7 +259,7 @@ def test_a_checkpoint_of_another_job_is_refused_with_what_differs(checkpoints):
         ValueError, match='model is "vit_tiny" there and "vit_small" here; precision is absent there and "bf16" here'
     ) as error:
         checkpoints(fingerprint={**ours, "model": "vit_small", "precision": "bf16"}).load()
-    assert "or start anew with another `checkpoints`" in str(error.value) and "seed" not in str(error.value)
+    assert "or start over with another `checkpoints`" in str(error.value) and "seed" not in str(error.value)
 
 
 def test_a_checkpoint_of_other_images_is_refused(checkpoints):
@@ -269,7 +269,7 @@ def test_a_checkpoint_of_other_images_is_refused(checkpoints):
     others = checkpoints()
     others.belong_to({"classes": "3 (ab)", "training images": "80 (ef)"})
     with pytest.raises(
-        ValueError, match=r'of another job: training images is "40 \(cd\)" there and "80 \(ef\)" here\.'
+        ValueError, match=r'belongs to another job: training images is "40 \(cd\)" there and "80 \(ef\)" here\.'
     ):
         others.load()
 
@@ -312,7 +312,7 @@ TWO_RANKS = """
         said, seen = [], {}
 
         def checkpoints(model):  # each rank has a disk of its own
-            return Checkpoints(out / f"host-{world.rank}", world, fingerprint={"model": model}, say=said.append)
+            return Checkpoints(out / f"host-{world.rank}", world, fingerprint={"model": model}, log=said.append)
 
         own = {"mine": torch.arange(3, dtype=torch.uint8) + world.rank, "float": torch.tensor(world.rank + 0.5)}
         shared = {"weight": torch.ones(4)} if world.is_first else None

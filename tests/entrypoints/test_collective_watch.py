@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import signal
 
 import pytest
-from training.distributed.collective_watch import Beat, explain, oldest
+from training.distributed.collective_watch import LEAVING, Beat, explain, oldest
 
 from tests.entrypoints.ranks import run_ranks, torchrun_environments
 
@@ -29,12 +30,13 @@ def other(**values) -> Beat:
 @pytest.mark.parametrize(
     ("others", "silent", "words"),
     [
-        ({1: other(), 2: other(step=41, doing="data_wait", number=1190)}, set(), ["rank 2 (algo-2) is in data_wait after step 41 and has not arrived: it waits for its input"]),
+        ({1: other(), 2: other(step=41, doing="data_wait", number=1190)}, set(), ["rank 2 (algo-2) is in data_wait after step 41 and has not arrived: it is waiting for input"]),
         ({1: other(step=42, doing="checkpoint", number=1233)}, set(), ["rank 1 (algo-2) is in checkpoint after step 42", "raise process_group_minutes, or checkpoint_every"]),
-        ({1: other(step=41, doing="student_forward", number=None)}, set(), ["rank 1 (algo-2) is in student_forward after step 41", "took another path through the script"]),
-        ({1: other(step=40, doing="data_wait", number=1200)}, {1}, ["rank 1 (algo-2) gives no sign of life, last heard in data_wait after step 40", "it was killed"]),
+        ({1: other(step=41, doing="student_forward", number=None)}, set(), ["rank 1 (algo-2) is in student_forward after step 41", "took a different path through the script"]),
+        ({1: other(step=40, doing="data_wait", number=1200)}, {1}, ["rank 1 (algo-2) gives no sign of life, last heard from in data_wait after step 40", "it was killed"]),
         ({1: other(), 2: other()}, set(), ["all ranks arrived: the connections between them are broken", "security group"]),
-        ({}, {1}, ["rank 1 was never heard"]),
+        ({1: other(step=42, doing=LEAVING, number=1233)}, set(), ["rank 1 (algo-2) is in waiting for the other ranks to end", "did not call the same collectives"]),
+        ({}, {1}, ["rank 1 was never heard from"]),
         ({1: other(step=42, doing="optimizer", number=None), 2: other(step=42, doing="data_wait", number=None)}, set(), ["cause: rank 2 (algo-2) is in data_wait after step 42"]),
     ],
 )  # fmt: skip
@@ -98,7 +100,7 @@ def test_a_process_that_is_aborted_has_left_a_failure_file(tmp_path):
     first, second = ranks(tmp_path, "abort")
     assert "in the collective" not in second.stderr, "a rank that waits for its input is in no collective"
     assert re.search(
-        r'rank 1 stands still in data_wait after step 41, for 0\.\d min; its main thread is at\n  File "<string>", line \d+',
+        r'rank 1 has been stuck in data_wait after step 41 for 0\.\d min; its main thread is at\n  File "<string>", line \d+',
         second.stderr,
     )
     assert first.returncode == -6 and "Fatal Python error: Aborted" in first.stderr
@@ -106,7 +108,7 @@ def test_a_process_that_is_aborted_has_left_a_failure_file(tmp_path):
     assert "in the collective of backward, in backward after step 41" in text
     assert (
         "cause: rank 1 (" in text
-        and "is in data_wait after step 41 and has not arrived: it waits for its input" in text
+        and "is in data_wait after step 41 and has not arrived: it is waiting for input" in text
     )
     assert len(text) <= 1024 and not (tmp_path / "1/failure").exists()
 
@@ -155,3 +157,29 @@ def test_the_first_process_of_each_host_works_while_all_others_wait(tmp_path):
     """
     done = run_ranks(tmp_path, text, size=4, environments=hosts)
     assert [rank.stdout.strip() for rank in done] == ["0", "None", "2", "None"], [rank.stderr for rank in done]
+
+
+def test_a_rank_that_still_waits_for_the_first_does_not_lose_it_when_that_one_ends(tmp_path):
+    """The first holds the store that the others poll, in the end once a second: label_images.py's last work is the first's alone."""
+    text = """
+        with process_group() as world:
+            world.on_rank_zero(lambda: time.sleep(1.5))  # the others look after 1.3 s, and then after 2.3 s
+    """
+    for rank in run_ranks(tmp_path, text):
+        assert rank.returncode == 0, rank.stderr
+
+
+def test_the_first_does_not_stay_for_a_rank_that_gives_no_sign_of_life(tmp_path):
+    text = """
+        import signal
+        from training.distributed import collective_watch
+        collective_watch.SILENCE = 2
+        with process_group() as world:
+            if not world.is_first:
+                os.kill(os.getpid(), signal.SIGKILL)
+            ended = time.monotonic()
+        print(time.monotonic() - ended)
+    """
+    first, second = run_ranks(tmp_path, text)
+    assert (first.returncode, second.returncode) == (0, -signal.SIGKILL), first.stderr
+    assert float(first.stdout) > 2, "it could not know before"

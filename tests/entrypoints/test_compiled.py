@@ -39,6 +39,18 @@ def test_a_ragged_batch_compiles_nothing_anew_and_gets_its_own_numbers(counter):
     assert counter.frame_count == 1
 
 
+def test_larger_images_come_in_batches_of_their_own_size(monkeypatch):
+    """A teacher's acceptance takes a few whole images at once, and then training many crops; batches of either may be ragged."""
+    model, seen = nn.Conv2d(3, 2, 1).eval(), set[tuple[int, ...]]()
+    monkeypatch.setattr(torch, "compile", lambda model, **_: lambda images: seen.add((*images.shape,)) or model(images))
+    static = StaticBatch(model, "the model", "compile")
+    with torch.no_grad():
+        for count, side in ((2, 8), (1, 8), (6, 4), (6, 4), (2, 8), (5, 4), (1, 8)):
+            images = torch.rand(count, 3, side, side)
+            torch.testing.assert_close(static(images), model(images))
+    assert seen == {(2, 3, 8, 8), (6, 3, 4, 4)}
+
+
 def test_a_batch_that_failed_is_not_what_later_ones_are_filled_up_to(counter):
     class Small(nn.Module):
         def forward(self, images: torch.Tensor) -> torch.Tensor:

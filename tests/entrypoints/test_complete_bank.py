@@ -176,7 +176,7 @@ def test_it_gives_the_answers_that_were_kept_and_says_whose_they_are(tmp_path):
         "ab" * 32,
         "fp32",
     )
-    assert not bank.cache.writable and f"SHA-256 {'ab' * 32}" in bank.say()
+    assert not bank.cache.writable and f"SHA-256 {'ab' * 32}" in bank.summary()
 
 
 def test_all_in_which_a_bank_differs_is_named_at_once_but_for_what_only_a_teacher_could_say(tmp_path):
@@ -197,9 +197,7 @@ def test_all_in_which_a_bank_differs_is_named_at_once_but_for_what_only_a_teache
     ):
         assert difference in said
     assert "teacher weights" not in said and "dtype" not in said
-    assert said.endswith(
-        "correct these here, as the bank has them, or give a bank of this job's own images and settings"
-    )
+    assert said.endswith("change these to the bank's values, or give a bank made with this job's images and settings")
     with pytest.raises(
         ValueError, match=r"other classes \(there 12, here 11\), class names \(number 11: there class 11"
     ):
@@ -211,7 +209,7 @@ def test_a_folder_without_a_bank_is_refused_and_nothing_is_created(tmp_path):
         opened(tmp_path / "nothing")
     assert not (tmp_path / "nothing").exists()
     (tmp_path / "manifest.json").write_text('{"logits of": {}}')
-    with pytest.raises(ValueError, match="does not say its classes"):
+    with pytest.raises(ValueError, match="does not name its classes"):
         opened(tmp_path)
 
 
@@ -271,7 +269,9 @@ def test_answers_that_are_lost_while_training_end_the_run_with_the_fix(tmp_path,
     (tmp_path / "run").mkdir()
     shutil.copytree(bank, tmp_path / "run/bank")
     [rank] = run_ranks(tmp_path / "run", losing.replace("CHANGES", "{}"), size=1)
-    assert rank.returncode != 0 and "was whole when the run began, and lacks answers now: launcher label" in rank.stderr
+    assert (
+        rank.returncode != 0 and "was complete when the run began, but lacks answers now: launcher label" in rank.stderr
+    )
 
 
 def test_a_probe_measures_steps_that_read_the_bank(tmp_path, bank, monkeypatch):
@@ -291,6 +291,6 @@ def test_a_bank_that_does_not_say_its_classes_is_refused_in_a_line(tmp_path):
     filled(tmp_path)
     manifest = tmp_path / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "created": {}}))
-    with pytest.raises(ValueError, match="does not say its classes") as refused:
+    with pytest.raises(ValueError, match="does not name its classes") as refused:
         opened(tmp_path)
     assert len(str(refused.value)) < 400

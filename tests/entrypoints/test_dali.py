@@ -302,6 +302,16 @@ def test_without_the_package_the_launcher_says_so_first(monkeypatch):
 def test_dalis_threads_are_those_of_the_cores_or_as_asked(monkeypatch, asked, processes, threads, reported):
     monkeypatch.setattr(workers, "usable_cores", lambda: 8)
     chosen = workers.choose_threads(
-        ClassifierSettings(model="x", preprocessing="dali", num_workers=asked), {"LOCAL_WORLD_SIZE": str(processes)}
+        ClassifierSettings(model="x", preprocessing="dali", num_workers=asked),
+        ALONE,
+        {"LOCAL_WORLD_SIZE": str(processes)},
     )
     assert chosen.count == threads and re.match(reported, chosen.about)
+
+
+def test_processes_that_may_use_different_numbers_of_cores_agree_on_dalis_threads(monkeypatch):
+    """A probe tries the same numbers of threads in every process, each by collectives."""
+    monkeypatch.setattr(workers, "usable_cores", lambda: 8)
+    monkeypatch.setattr(World, "gather_rows", lambda self, rows: torch.cat([rows, torch.tensor([4])]))
+    chosen = workers.choose_threads(ClassifierSettings(model="x", preprocessing="dali", num_workers="auto"), ALONE, {})
+    assert chosen.count == 4 and chosen.about.endswith("another process can have 4)")

@@ -136,6 +136,7 @@ def test_a_mask_of_another_size_ends_a_run_all_the_same(root):
         epochs(root, preprocessing="dali")
 
 
+@pytest.mark.slow
 def test_a_run_trains_on_shards_of_pairs(tmp_path):
     prepare(
         "shapes", tmp_path / "shapes", size=64, shard_size="1MB", jobs=1

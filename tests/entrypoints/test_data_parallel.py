@@ -140,6 +140,7 @@ def test_a_trial_of_the_memory_leaves_no_trace_in_what_ranks_exchange(tmp_path):
         from training.distributed.data_parallel import distribute, synchronise
         from training.engine.memory_trial import StepTrial
         from training.models.precision import Precision
+        from training.settings.scripts import TrainingSettings
 
         class Batch(NamedTuple):
             images: torch.Tensor
@@ -147,7 +148,8 @@ def test_a_trial_of_the_memory_leaves_no_trace_in_what_ranks_exchange(tmp_path):
         with process_group() as world:
             model = make()
             wrapped = distribute(model, world, static_graph=True)
-            state = SimpleNamespace(trainable=model, precision=Precision("fp32", world.device), world=world)
+            precision, settings = Precision("fp32", world.device), TrainingSettings()
+            state = SimpleNamespace(trainable=model, precision=precision, world=world, settings=settings)
             data = SimpleNamespace(collate_training=lambda items: Batch(torch.ones(1, 4)), training={(1, 0): None})
             trial = StepTrial(lambda batch: iter([{"loss": (model(batch.images) ** 2).mean()}]), [state], data, 0)
             for images_at_once in (4, 4, 16, 16):
@@ -160,3 +162,28 @@ def test_a_trial_of_the_memory_leaves_no_trace_in_what_ranks_exchange(tmp_path):
     assert [one.returncode for one in done] == [0, 0], [one.stderr[-2000:] for one in done]
     first, other = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert first == other
+
+
+def test_gradients_that_accumulate_lie_beside_ddps_buckets(tmp_path):
+    """`Footprint.accumulated` counts them: in `no_sync` each gradient has a storage of its own, later they share a bucket's."""
+    done = run_ranks(
+        tmp_path,
+        TRAIN.replace("\n", "\n        ")
+        + """
+        from training.distributed.data_parallel import distribute, synchronise
+
+        with process_group() as world:
+            model, found = make(), []
+            wrapped = distribute(model, world)
+            for step in range(3):
+                for last in (False, True):
+                    with synchronise(wrapped, last):
+                        wrapped(torch.ones(3, 4)).mean().backward()
+                    found.append(len({parameter.grad.untyped_storage().data_ptr() for parameter in model.parameters()}))
+                for parameter in model.parameters():
+                    parameter.grad = None
+            (out / f"{world.rank}.json").write_text(json.dumps(found))
+        """,
+    )
+    assert [one.returncode for one in done] == [0, 0], [one.stderr[-2000:] for one in done]
+    assert [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)] == [[4, 1] * 3] * 2

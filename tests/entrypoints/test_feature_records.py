@@ -156,5 +156,5 @@ def test_a_bank_of_other_features_is_refused_by_name(tmp_path, changes, said):
 
 def test_the_size_of_a_record_with_features_is_reported_beforehand(tmp_path):
     cache = opened(tmp_path, features=kept("tokens"))
-    assert "12 logits in fp16 and tokens features of 2 × 3 × 7 numbers in int8" in cache.say()
-    assert f"{cache.layout.size} bytes each" in cache.say()
+    assert "12 logits in fp16 and tokens features of 2 × 3 × 7 numbers in int8" in cache.summary()
+    assert f"{cache.layout.size} bytes each" in cache.summary()

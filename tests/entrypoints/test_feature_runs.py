@@ -83,7 +83,7 @@ def test_a_run_of_two_processes_has_the_losses_of_one(digits):
         (
             {"hard_label_weight": 0, "teacher_loss_weight": 0},
             "features",
-            "null where nothing else trains the classifier",
+            "null if nothing else trains the classifier",
         ),
         ({"features": {"loss": "relational", "level": "tokens"}}, "features", "pooled with loss relational"),
         ({"features": {"loss": "relational"}, "batch_size_per_device": 2}, "features", "fewer than 3 images at once"),

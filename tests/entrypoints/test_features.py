@@ -104,13 +104,13 @@ def test_features_come_with_the_models_own_logits_and_lie_where_timm_says(name, 
 
 def test_a_model_without_a_grid_is_refused_and_says_what_to_set():
     model = built("coat_lite_tiny", img_size=64)
-    with pytest.raises(ValueError, match="features of CoaT are no grid .*: set features.level to pooled"):
+    with pytest.raises(ValueError, match="features of CoaT are not a grid .*: set features.level to pooled"):
         WithFeatures(model, "tokens")(torch.zeros(1, 3, 64, 64, dtype=torch.uint8))
 
 
 def test_a_model_that_hides_its_features_is_refused():
     model = timm_models.Normalized(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), [0.5] * 3, [0.5] * 3)
-    with pytest.raises(ValueError, match="Sequential has no forward_features .* or features: null"):
+    with pytest.raises(ValueError, match="Sequential lacks the forward_features .* or features: null"):
         WithFeatures(model, "pooled")
 
 
@@ -324,6 +324,6 @@ def test_too_few_images_at_once_for_a_relation_are_refused(loss, images, refused
     if not refused:
         return features.require_enough(settings(loss), images)
     with pytest.raises(
-        ValueError, match="compares at least 3 images, and a process has 2 at once: raise global_batch_size"
+        ValueError, match="compares at least 3 images, but a process has 2 at once: raise global_batch_size"
     ):
         features.require_enough(settings(loss), images)

@@ -168,7 +168,7 @@ def test_a_limit_keeps_the_first_images_of_each_class(images):
 @pytest.mark.parametrize(
     ("folders", "message"),
     [
-        ([], "has no folders: images belong into .*/<class>/<image>"),
+        ([], "has no folders: images belong in .*/<class>/<image>"),
         (["a", "b"], r"/a has no images \(nor in 1 other classes\): put some there \(.jpg .*\), or remove the folder"),
         (["lost+found"], "/lost.found has no images: put some there"),
     ],
@@ -198,7 +198,7 @@ def test_one_class_alone_is_a_warning_that_says_how_folders_must_look(images):
         for label in ("a", "b"):
             shutil.rmtree(images / split / label)
     found = [note for note in data(images).notes if "class only" in note]
-    expected = "WARNING: {0} has one class only, c, so accuracy is always 1: images belong into {0}/<class>/<image>, one folder a class"
+    expected = "WARNING: {0} has one class only, c, so accuracy is always 1: images belong in {0}/<class>/<image>, one folder per class"
     assert found == [expected.format(images / split) for split in ("train", "validation")]
 
 
@@ -283,7 +283,7 @@ def test_of_16_bits_the_upper_8_are_kept(tmp_path):
 @pytest.mark.parametrize("mode", ["I", "F"])
 def test_pixels_of_32_bits_are_refused_because_nothing_says_what_is_white(tmp_path, mode):
     Image.new(mode, (4, 4)).save(tmp_path / "0.tif")
-    with pytest.raises(ValueError, match=f"0.tif cannot be read as an image: it has {mode} pixels of 32 bits: convert"):
+    with pytest.raises(ValueError, match=f"0.tif cannot be read as an image: it has 32-bit {mode} pixels: convert"):
         read(tmp_path / "0.tif", 1)
 
 

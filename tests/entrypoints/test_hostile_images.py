@@ -62,7 +62,7 @@ def readers() -> dict:
 
 @pytest.mark.parametrize("reader", readers())
 def test_postscript_is_refused_and_no_program_runs(ghostscript, reader):
-    with pytest.raises(BrokenImage, match=f"a.jpg cannot be read as .*: it is no JPEG, PNG.* or {FORMATS[-1]}"):
+    with pytest.raises(BrokenImage, match=f"a.jpg cannot be read as .*: it is not a JPEG, PNG.* or {FORMATS[-1]}"):
         readers()[reader](POSTSCRIPT)
     assert not ghostscript.exists()
 

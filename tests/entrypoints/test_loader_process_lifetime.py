@@ -21,8 +21,8 @@ from training.runtime.failure import describe
 
 from tests.conftest import ROOT, wait_until
 
-from .test_loader_processes import SEVERAL, SLOTS, Numbers, _nothing_is_left, loader, processes
-from .test_threads import batches_of
+from .numbered_images import Numbers, batches_of, loader, processes
+from .test_loader_processes import SEVERAL, SLOTS, _nothing_is_left
 
 __all__ = ["_nothing_is_left"]
 
@@ -145,7 +145,9 @@ def in_a_process(text: str) -> subprocess.Popen[str]:
 
 
 OPEN = """
-    from tests.entrypoints.test_loader_processes import Numbers, batches_of, loader, processes
+    from training.data import worker_processes
+    from tests.entrypoints.numbered_images import Numbers, batches_of, loader, processes
+    worker_processes.PRELOADED = ("training.data.loaders",)
     made = loader(Numbers(slow=0.01), batches_of(*[4] * 500))
     begun = iter(made)
     for _ in range(8):
@@ -212,7 +214,10 @@ def test_other_failures_of_a_dataset_come_too(dataset, error, words):
 SCRIPT = """
 import sys
 sys.path[:0] = {path!r}
-from tests.entrypoints.test_loader_processes import Numbers, batches_of, loader
+from training.data import worker_processes
+from tests.entrypoints.numbered_images import Numbers, batches_of, loader
+
+worker_processes.PRELOADED = ("training.data.loaders",)
 
 class Odd(Exception):
     pass

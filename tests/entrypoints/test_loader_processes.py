@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import time
 from pathlib import Path
@@ -11,43 +10,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from training.data.decode.decoding import BrokenImage
-from training.data.loader_processes import LoaderProcesses
-from training.data.loaders import collate_items, open_loaders
+from training.data.loaders import open_loaders
 from training.data.shared_ring import ALIGNMENT, Placed, Ring, SlotWriter, slot_bytes_for, unpack
 from training.data.threads import AHEAD
 from training.data.views import open_data
-from training.distributed.world import World
 from training.settings.scripts import LabelledImageSettings
 
+from .numbered_images import Numbers, batches_of, loader, processes
 from .photographs import labelled
-from .test_threads import IMAGES, batches_of
+from .test_threads import IMAGES, world
 
 SLOTS = AHEAD + 1
 """Of the ring of one process on a CPU."""
 
 SEVERAL = [1, 3]
 """Processes."""
-
-
-def world() -> World:
-    return World(0, 1, 0, torch.device("cpu"), "none", "test")
-
-
-class Numbers:
-    """Images that show their number; what is in `fails` raises, and what is in `absent` is left out. A slow one takes a while."""
-
-    def __init__(self, fails: tuple[int, ...] = (), absent: tuple[int, ...] = (), slow: float = 0.0):
-        self.fails, self.absent, self.slow = fails, absent, slow
-
-    def __getitem__(self, draw: tuple[int, int]):
-        _, number = draw
-        time.sleep(self.slow)
-        if number in self.fails:
-            raise BrokenImage(f"image {number} is broken")
-        if number in self.absent:
-            return None
-        return torch.full((1, 20, 20), number % 256, dtype=torch.uint8), number
 
 
 class Masks(Numbers):
@@ -62,23 +39,16 @@ def collate_masks(items, images):
     return [images, [mask for _, mask in items]]
 
 
-def loader(dataset, batches, count: int = 1, *, zero_copy: bool = True, collate=collate_items) -> LoaderProcesses:
-    return LoaderProcesses(dataset, batches, collate, count, zero_copy=zero_copy)
-
-
-def processes() -> list[multiprocessing.Process]:
-    return [process for process in multiprocessing.active_children() if process.name == "loader"]
-
-
 def address(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left():
+    before = processes()  # of a test that failed, whose traceback keeps its loader
     yield
     gc.collect()
-    assert not processes()
+    assert [process for process in processes() if process not in before] == []
 
 
 @pytest.fixture(scope="module")

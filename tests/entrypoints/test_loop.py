@@ -182,11 +182,26 @@ def test_a_run_that_ended_between_a_step_and_its_evaluation_evaluates_first(tmp_
     assert validations[1] == validations[0]
 
 
-def test_an_epoch_is_saved_before_its_evaluation_which_a_stop_may_not_wait_for(tmp_path):
+@pytest.mark.parametrize("every", [None, 1000])
+def test_an_epoch_is_saved_before_its_evaluation_which_a_stop_may_not_wait_for(tmp_path, every):
     saved: list[list[str]] = []
     places = tmp_path / "checkpoints"
-    run(tmp_path, epochs=2, begin_evaluation=lambda: saved.append(sorted(place.name for place in places.iterdir())))
+
+    def look() -> None:
+        saved.append(sorted(place.name for place in places.iterdir()))
+
+    run(tmp_path, epochs=2, begin_evaluation=look, checkpoint_every=every)
     assert saved == [["step-00000005"], ["step-00000005", "step-00000010"]]
+
+
+def test_a_stop_in_an_evaluation_ends_the_run_after_it(tmp_path):
+    stopped = run(
+        tmp_path / "run", begin_evaluation=lambda: os.kill(os.getpid(), signal.SIGTERM), checkpoint_every=1000
+    )
+    assert stopped.outcome.stopped and stopped.outcome.steps == 5 and stopped.outcome.validation
+    resumed = run(tmp_path / "run", checkpoint_every=1000)
+    assert (resumed.outcome.resumed_from, resumed.outcome.steps, resumed.outcome.stopped) == (5, 15, False)
+    assert losses(run(tmp_path / "undisturbed"))[15] == losses(resumed)[15]
 
 
 def test_a_run_resumes_from_the_steps_it_was_told_to_keep(tmp_path):
@@ -206,7 +221,7 @@ def test_shorter_training_than_is_done_only_measures_and_says_so(tmp_path, capfd
     assert run(tmp_path, task=StopsAt).outcome.steps == 7
     again = run(tmp_path, epochs=1)
     assert again.outcome.steps == 7 and again.outcome.validation[""]["validation_loss"] > 0
-    assert "nothing is left to train: the checkpoint is of step 7, and the job has 5" in capfd.readouterr().out
+    assert "nothing is left to train: the checkpoint is from step 7, and the job has 5" in capfd.readouterr().out
 
 
 def test_longer_training_goes_on_and_other_training_is_refused(tmp_path):
@@ -324,8 +339,9 @@ def test_a_timeline_leaves_out_the_first_steps_and_the_pauses(monkeypatch):
     timeline.step()  # 4: three seconds
     timeline.start()  # 5
     timeline.step()  # 6: one second
-    means = timeline.window()
-    assert means.pop("cpu") >= 0 and means == {"backward": 0.5, "step": 2.0}
+    window = timeline.window()
+    assert (window.phases, window.step, window.slowest_step, window.steps) == ({"backward": 0.5}, 2.0, 3.0, 2)
+    assert 0 <= window.worker_cpu <= window.cpu
     assert timeline.seconds_per_step() is None
     for _ in range(5):
         timeline.step()  # 7 … 11

@@ -82,8 +82,8 @@ def test_an_image_and_its_mask_have_the_same_name_below_their_folders(tmp_path):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ([], "no images. They belong into .*images"),
-        (["masks/a.png"], "no images. They belong into .*images"),
+        ([], "no images. They belong in .*images"),
+        (["masks/a.png"], "no images. They belong in .*images"),
         (["images/a.png", "images/b.png", "masks/a.png"], "1 of 2 images have no mask: .*images/b.png needs .*masks/b.png"),
         (["images/sub/a.jpg", "masks/a.png"], "1 of 1 images have no mask: .*a.jpg needs .*masks/sub/a.png"),
         (["images/a.png", "images/a.jpg", "masks/a.png"], "images/a.jpg and a.png would share one mask"),
@@ -108,7 +108,7 @@ def test_a_class_that_is_out_of_range_is_named_with_its_place(root):
     labels = np.array(Image.open(root / "masks/2.png"))
     labels[5, 7] = labels[6, 0] = 4
     Image.fromarray(labels).save(root / "masks/2.png")
-    message = r"masks/2.png: class 4 at row 5, column 7 \(2 such pixels\).* 0 to 3, or 255 .* raise classes"
+    message = r"masks/2.png: class 4 at row 5, column 7 \(2 such pixels\).* 0 to 3, and 255 .* raise classes"
     with pytest.raises(ValueError, match=message):
         read(root / "masks/2.png", 4, 255)
     assert read(root / "masks/2.png", 5, 255)[5, 7] == 4
@@ -145,7 +145,7 @@ def test_pixels_that_are_no_class_numbers_are_refused(tmp_path):
     cases = {
         "colour": "RGB pixels",
         "deep": "I(;16)? pixels",
-        "shallow": "grey of 4 bits",
+        "shallow": "4-bit grey",
         "text": "cannot be read",
         "cut": "cannot be read",
     }
@@ -349,8 +349,8 @@ def test_pairs_in_linked_folders_and_of_every_kind_of_image_are_found(tmp_path):
 @pytest.mark.parametrize(
     ("labels", "classes", "warned"),
     [
-        ([0, 255], 2, "class 0 alone, and 255"),
-        ([1, 255], 2, "write 0 there"),
+        ([0, 255], 2, "class 0 and 255 only"),
+        ([1, 255], 2, "write 0 instead"),
         ([0, 1, 255], 2, ""),
         ([0], 2, ""),
         ([0, 255], 3, ""),

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import nn
 from training.distributed.world import World
-from training.engine import memory
+from training.engine import batch_size, memory
 from training.engine.memory import Footprint
 from training.models.precision import Precision
 from training.runtime import failure
+from training.settings.distillation import DistillationSettings
 from training.settings.scripts import TrainingSettings
 
 CPU = torch.device("cpu")
@@ -40,6 +41,12 @@ def test_two_small_steps_tell_what_a_step_takes_on_a_gpu():
     now, without = memory.as_tried(KEPT, {"zero": replace(KEPT, activations=20)}, trial, 128)
     assert (now.activations, now.teacher_activations, now.workspace) == (30, 12, 50)
     assert now.step(10) == KEPT.step(10) + 50 + 10 * 20 and without["zero"].activations == 60
+
+
+def test_a_teacher_beside_the_student_takes_memory_of_its_own():
+    beside = replace(KEPT, teacher_beside=True)
+    assert beside.step(8) == KEPT.step(8) + 8 * 4 and (KEPT.per_image, beside.per_image) == (10, 14)
+    assert beside.largest_batch(2000) == (2000 * 0.9 - 400) // 14 < KEPT.largest_batch(2000)
 
 
 @pytest.mark.parametrize("held", [{4: 470, 16: None}, {4: None, 16: 900}])
@@ -111,43 +118,71 @@ def test_the_largest_batch_fills_what_headroom_leaves_beside_weights_gradients_a
     assert step.largest_batch(400) == 0
 
 
+def test_passes_that_accumulate_beside_ddps_buckets_hold_another_copy_of_the_gradients():
+    step = Footprint(weights=100, optimizer=200, average=0, activations=10, share=24)
+    assert (step.step(24), step.step(12)) == (400 + 240, 400 + 100 + 120)
+    assert replace(step, share=0).step(12) == 400 + 120
+    assert step.largest_batch(700) == (630 - 500) // 10
+    assert step.largest_batch(720) == 24, "the whole share is one pass, though 15 images that accumulate would not fit"
+    assert step.largest_batch(1000) == (900 - 400) // 10
+    assert "gradients 0.0 MB, accumulated gradients 0.0 MB" in batch_size.explain(step, {}, 700)[0]
+    assert "accumulated" not in batch_size.explain(step, {}, 720)[0]
+
+
+@pytest.mark.parametrize(("world", "share"), [(ALONE, 0), (FOUR, 24)])
+def test_the_share_of_processes_that_exchange_gradients_belongs_to_what_a_step_holds(world, share):
+    model = flat(nn.Linear(12, 5))
+    state = SimpleNamespace(
+        trainable=model,
+        model=model,
+        world=world,
+        settings=TrainingSettings(global_batch_size=96),
+        average=None,
+        precision=Precision("fp32", CPU),
+    )
+    image = torch.zeros(1, 3, 2, 2)
+    data = SimpleNamespace(collate_training=lambda _: SimpleNamespace(images=image), training={(1, 0): None})
+    now, without = memory.measure([state, state], data)
+    assert [one.share for one in (now, *without.values())] == [share] * (1 + len(without))
+
+
 @pytest.mark.parametrize(
     ("asked", "fits", "expected"), [(None, 1, 24), ("auto", 100, 24), ("auto", 10, 8), ("auto", 5, 4), (6, 1, 6)]
 )
 def test_a_process_takes_whole_parts_of_its_share(asked, fits, expected):
     settings = TrainingSettings(global_batch_size=96, batch_size_per_device=asked)
-    assert memory.batch_size_per_device(settings, FOUR, fits) == expected
+    assert batch_size.batch_size_per_device(settings, FOUR, fits) == expected
 
 
 @pytest.mark.parametrize(
     ("values", "fits", "words"),
     [
-        ({"global_batch_size": 30}, 1, "global_batch_size 30 does not divide by 4 processes: 28 or 32"),
+        ({"global_batch_size": 30}, 1, "global_batch_size 30 is not divisible by 4 processes: 28 or 32"),
         ({"global_batch_size": 96, "batch_size_per_device": "auto"}, 0, "not even one image fits"),
     ],
 )
 def test_a_batch_that_does_not_divide_or_fit_names_what_does(values, fits, words):
     with pytest.raises(ValueError, match=words):
-        memory.batch_size_per_device(TrainingSettings(**values), FOUR, fits)
+        batch_size.batch_size_per_device(TrainingSettings(**values), FOUR, fits)
 
 
 @pytest.mark.parametrize(
     ("fits", "before", "expected", "words"),
     [
-        (100, None, 24, "24, by itself"),
-        (100, 8, 8, "8, as before"),
-        (8, 8, 8, "8, as before"),
-        (7, 8, 6, "6, by itself: there is no room for the 8 of before"),
-        (100, 7, 24, "24, by itself"),  # no part of this share: the global batch was another
+        (100, None, 24, "24 (auto)"),
+        (100, 8, 8, "8 (auto, as before)"),
+        (8, 8, 8, "8 (auto, as before)"),
+        (7, 8, 6, "6 (auto): the previous 8 no longer fits"),
+        (100, 7, 24, "24 (auto)"),  # no part of this share: the global batch was another
     ],
 )
 def test_a_run_that_goes_on_takes_the_size_that_it_had_where_it_still_fits(fits, before, expected, words, monkeypatch):
     said: list[str] = []
     settings = TrainingSettings(global_batch_size=24, batch_size_per_device="auto")
-    report = SimpleNamespace(say=said.append)
-    monkeypatch.setattr(memory, "capacity", lambda _: 10_000)
+    report = SimpleNamespace(log=said.append)
+    monkeypatch.setattr(batch_size, "capacity", lambda _: 10_000)
     step = Footprint(weights=0, optimizer=0, average=0, activations=9_000 / fits)
-    assert memory.choose_batch_size(step, {}, settings, ALONE, report, Trial({}), before) == expected
+    assert batch_size.choose_batch_size(step, {}, settings, ALONE, report, Trial({}), before) == expected
     assert said[-1].startswith(f"batch_size_per_device: {words}")
 
 
@@ -156,14 +191,14 @@ def test_the_report_says_what_each_setting_saves_and_what_would_fit_without_it()
         weights=100_000_000, optimizer=50_000_000, average=0, teacher=30_000_000, activations=1e6, teacher_activations=0
     )
     without = {"zero": replace(now, optimizer=200_000_000)}
-    first, second = memory.explain(now, without, 2_000_000_000)
-    assert "weights 100.0 MB, gradients 100.0 MB, optimizer 50.0 MB, teacher 30.0 MB, and 1.0 MB an image" in first
-    assert "2.00 GB are there: 1,520 images fit at once" in first
+    first, second = batch_size.explain(now, without, 2_000_000_000)
+    assert "weights 100.0 MB, gradients 100.0 MB, optimizer 50.0 MB, teacher 30.0 MB, and 1.0 MB per image" in first
+    assert "2.00 GB available: 1,520 images fit at once" in first
     assert "zero saves 150.0 MB" in second and "without it 1,370 would fit" in second
 
 
 def test_a_process_may_use_its_share_of_the_machines_memory():
-    assert 0 < memory.capacity(ALONE) < 2**50
+    assert 0 < batch_size.capacity(ALONE) < 2**50
 
 
 def test_bf16_adds_the_copies_that_autocast_makes_of_weights():
@@ -176,17 +211,24 @@ def test_bf16_adds_the_copies_that_autocast_makes_of_weights():
 
 def test_a_full_gpu_is_told_what_to_change_from_what_was_predicted(monkeypatch):
     settings = TrainingSettings(global_batch_size=96, precision="fp32")
-    advice = memory.when_full(24, 24, 61.2e9, 40_000_000_000, settings)
+    advice = batch_size.when_full(24, 24, 61.2e9, 40_000_000_000, settings)
     assert advice == (
         "A step of 24 images was predicted to take 61.20 GB of 40.00 GB: set batch_size_per_device: 12, or batch_size_per_device: auto, or "
-        "zero: true, and resume; or begin anew with precision: bf16, or a smaller model or image_size"
+        "zero: true, and resume; or start over with precision: bf16, or a smaller model or image_size"
     )
     monkeypatch.setattr(failure, "progress", failure.Progress(out_of_memory=advice))
     text = failure.describe(torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.17 GiB"), "3")
     assert f"cause: the GPU's memory is full. {advice}" in text
 
 
+def test_a_teacher_with_a_stream_can_go_without():
+    settings = DistillationSettings(
+        student="x", batch_size_per_device="auto", zero=True, copy_stream=True, teacher_stream=True
+    )
+    assert ": set teacher_stream: false, and resume;" in batch_size.when_full(1, 8, 1e9, 10**9, settings)
+
+
 def test_nothing_is_left_to_change_but_the_model():
     settings = TrainingSettings(batch_size_per_device="auto", precision="bf16", zero=True)
-    advice = memory.when_full(1, 8, 1e9, 10**9, settings)
-    assert advice.endswith(": resume on a larger device; or begin anew with a smaller model or image_size")
+    advice = batch_size.when_full(1, 8, 1e9, 10**9, settings)
+    assert advice.endswith(": resume on a larger device; or start over with a smaller model or image_size")

@@ -23,6 +23,7 @@ from launcher_observer.system import background, monitor
 from launcher_observer.system.background import FOLDER, MONITOR, PRESENT, RUN, locked
 from launcher_observer.system.monitor import FREE_BYTES, FULL_RATE_BYTES, Writer, interval_ms, slowed, system_monitor
 
+from launcher.insight.measurements import read
 from tests.conftest import ROOT, has_ended, processes_of, wait_until
 from tests.device import nvml
 
@@ -291,7 +292,7 @@ def test_one_process_a_host_samples_and_none_where_nobody_wants_it(fast, tmp_pat
         (None, 500, "SageMaker's own rate"),
         ("{}", 500, "as profilerconfig.json says"),
         ('{"ProfilingIntervalInMilliseconds": "1000"}', 1000, "as profilerconfig.json says"),
-        ('{"ProfilingIntervalInMilliseconds": 250}', 500, "250 in profilerconfig.json is none of 100, 200"),
+        ('{"ProfilingIntervalInMilliseconds": 250}', 500, "250 in profilerconfig.json is not one of 100, 200"),
         ('{"ProfilingIntervalInMilliseconds": null}', 500, "could not be read"),
         ("[]", 500, "could not be read"),
         ("{", 500, "could not be read"),
@@ -371,6 +372,16 @@ def test_gpus_are_those_that_the_job_sees(fast, tmp_path, nvidia, monkeypatch, v
         assert values == expected
     else:
         assert values == {}
+
+
+def test_each_gpus_uuid_is_recorded_once(fast, tmp_path, nvidia, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-two,1,0")
+    with system_monitor(tmp_path / "out", 0):
+        found = sampled(tmp_path / "out", 3)
+    recorded = [(event["Name"], event["Dimension"]) for event in found if event["Type"] == "identity"]
+    assert recorded == [("gpu0", "GPU-two"), ("gpu2", "GPU-zero")], "the second has none"
+    [host] = read(str(tmp_path / "out")).hosts.values()
+    assert host.gpu_uuids == dict(recorded) and not [key for key in host.other if key[0] == "identity"]
 
 
 def test_a_value_that_the_driver_refuses_takes_no_other_with_it_and_is_named_once(

@@ -74,7 +74,7 @@ def test_files_that_cannot_be_written_end_no_training(tmp_path):
     said: list[str] = []
     window = OperatorWindow(TrainingSettings(profile_steps=2, profile_after=0), world(), tmp_path, said.append)
     assert len(steps(window, 5, multiply)) == 5
-    assert any(line.startswith("torch.profiler's files are not whole: ") for line in said)
+    assert any(line.startswith("torch.profiler's files are incomplete: ") for line in said)
 
 
 @pytest.mark.parametrize(("rank", "wanted"), [(1, 3), (0, 0)])

@@ -117,6 +117,7 @@ def finished(folder: Path, text: str, size: int = 1) -> tuple[dict, list[dict[st
 
 def test_three_processes_fill_the_bank_that_one_fills_byte_for_byte_and_a_kill_changes_nothing(channels):
     one, _, said = finished(channels / "one", LABEL)
+    assert "evaluation: 1 of the held-out images at once, which are 64 × 64 pixels; training passes 2 crops" in said
     three, _, _ = finished(channels / "three", LABEL, size=3)
     bank = channels / "one/bank"
     assert files_of(channels / "three/bank") == files_of(bank) and len(files_of(bank)) == VIEWS + 1

@@ -73,8 +73,7 @@ def test_pixels_without_a_label_are_taught_by_the_teacher_alone():
         timeline = Timeline(ALONE.device)
         [losses] = Segmentation(model, teacher, settings, ALONE, timeline)(batch)
         timeline.step()
-        timeline.window()
-        assert timeline.answered == (0 if teacher is None else 1), "images that the teacher answered for"
+        assert timeline.window().answered == (0 if teacher is None else 1), "images that the teacher answered for"
         losses["loss"].backward()
         return {name: value.item() for name, value in losses.items()}, model.logits.grad
 

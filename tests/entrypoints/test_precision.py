@@ -39,7 +39,7 @@ def test_fp16_is_refused_where_torch_cannot_scale_its_loss(monkeypatch):
 
 
 def test_tf32_is_refused_without_a_gpu():
-    with pytest.raises(ValueError, match="precision tf32: only CUDA GPUs have it: set fp32 or bf16"):
+    with pytest.raises(ValueError, match="precision tf32: only CUDA GPUs support it: set fp32 or bf16"):
         precision.choose("tf32", CPU)
 
 
@@ -60,13 +60,13 @@ def test_a_gpu_before_ampere_is_refused_with_the_fix(monkeypatch, name):
             (8, 0),
             "NVIDIA A100-SXM4-40GB",
             "bf16",
-            "auto: NVIDIA A100-SXM4-40GB has it; matrix products that stay in fp32 use TF32",
+            "auto: NVIDIA A100-SXM4-40GB supports it; matrix products that stay in fp32 use TF32",
         ),
         (
             (7, 0),
             "Tesla V100-SXM2-16GB",
             "fp32",
-            "auto: Tesla V100-SXM2-16GB has no bf16; precision: fp16 would be faster",
+            "auto: Tesla V100-SXM2-16GB does not support bf16; precision: fp16 would be faster",
         ),
     ],
 )

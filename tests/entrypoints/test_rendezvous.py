@@ -40,9 +40,9 @@ def test_the_place_that_a_launcher_gives(environment, expected):
 @pytest.mark.parametrize(
     "environment, text",
     [
-        ({"RANK": "1", "WORLD_SIZE": "2"}, "has RANK, WORLD_SIZE and no LOCAL_RANK"),
-        ({"WORLD_SIZE": "2"}, "has WORLD_SIZE and no RANK, LOCAL_RANK"),
-        ({"RANK": "3"}, "has RANK and no WORLD_SIZE, LOCAL_RANK"),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "has RANK, WORLD_SIZE but no LOCAL_RANK"),
+        ({"WORLD_SIZE": "2"}, "has WORLD_SIZE but no RANK, LOCAL_RANK"),
+        ({"RANK": "3"}, "has RANK but no WORLD_SIZE, LOCAL_RANK"),
         ({**TORCHRUN, "RANK": "8"}, "RANK is 8 and WORLD_SIZE 8: ranks count from 0 to 7"),
     ],
 )
@@ -147,8 +147,8 @@ def test_two_processes_of_one_rank_are_reported(tmp_path):
         environments=[*environments, {**environments[1], "SM_CURRENT_HOST": "algo-2"}],
     )
     [text] = [item.stdout for item in done if item.stdout]
-    assert text.startswith("two processes have the rank 1, this one and process "), done
-    assert text.endswith(": gloo of 2: give each host a --node_rank of its own\n") and not done[0].stdout
+    assert text.startswith("two processes have rank 1, this one and process "), done
+    assert text.endswith(": gloo of 2: give each host its own --node_rank\n") and not done[0].stdout
 
 
 def test_ranks_that_want_different_backends_do_not_hang(tmp_path):
@@ -165,7 +165,7 @@ def test_ranks_that_want_different_backends_do_not_hang(tmp_path):
     )
     for item in done:
         assert item.stderr.splitlines()[-1] == (
-            "ValueError: the ranks do not fit together: rank 0 on gloo of 2; rank 1 on nccl of 2. "
+            "ValueError: the ranks do not match: rank 0 on gloo of 2; rank 1 on nccl of 2. "
             "Give every host the same image, devices and command"
         )
 
@@ -215,7 +215,9 @@ def test_a_port_that_is_taken_is_said(monkeypatch):
         other.listen()
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
         monkeypatch.setenv("MASTER_PORT", str(other.getsockname()[1]))
-        with pytest.raises(ConnectionError, match="rank 0 got no store at 127.0.0.1:.*Another run may hold the port"):
+        with pytest.raises(
+            ConnectionError, match="rank 0 could not open the store at 127.0.0.1:.*Another run may hold the port"
+        ):
             roll_call(Place(0, 2, 0, "environment"), "gloo", Wait("rank 0", 5))
 
 

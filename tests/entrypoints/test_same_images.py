@@ -44,10 +44,10 @@ SAME = ("abc", "xy", ["cat", "dog"])
         ),
         (
             ("abd", "xy", SAME[2]),
-            "2 held-out images instead of 2 of other names or classes. Every host needs the same files",
+            "2 held-out images instead of 2 with other names or classes. Every host needs the same files",
         ),
-        (("abc", "xz", SAME[2]), "of other names or classes"),
-        (("abc", "xy", ["cat", "cow"]), "of other names or classes"),
+        (("abc", "xz", SAME[2]), "with other names or classes"),
+        (("abc", "xy", ["cat", "cow"]), "with other names or classes"),
     ],
 )
 def test_hosts_with_other_images_are_refused_on_every_rank(tmp_path, other, said):

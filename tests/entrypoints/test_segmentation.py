@@ -141,7 +141,7 @@ def test_a_mask_evaluated_in_bands_counts_as_it_does_whole(monkeypatch):
 
 def test_masks_without_a_label_cannot_be_measured():
     batch = (torch.zeros(1, 1, 4, 4, dtype=torch.uint8), [torch.full((4, 4), 255)])
-    with pytest.raises(ValueError, match="every pixel of the validation masks that can be read is ignored"):
+    with pytest.raises(ValueError, match="every pixel of the readable validation masks is ignored"):
         evaluate_pixels(Brightness(), [batch], ALONE, classes=["0", "1", "2"], ignore_index=255)
 
 
@@ -149,7 +149,7 @@ def test_masks_of_0_and_255_are_no_two_classes():
     """A model that always says background would have a mIoU of 1."""
     batch = (torch.zeros(1, 1, 4, 4, dtype=torch.uint8), [torch.tensor([[0, 255], [0, 0]], dtype=torch.uint8)])
     with pytest.raises(
-        ValueError, match=r"hold class 0 \(background\) alone, and 255, .* as in masks of 0 and 255, write 1 there"
+        ValueError, match=r"hold class 0 \(background\) and 255 only, .* as in masks of 0 and 255, write 1 instead"
     ):
         evaluate_pixels(Twofold(), [batch], ALONE, classes=["background", "vessel"], ignore_index=255)
     whole = (batch[0], [torch.zeros(2, 2, dtype=torch.uint8)])  # nothing is ignored: there may be no object
@@ -234,8 +234,8 @@ def test_the_decoder_uses_all_scales_of_the_encoder():
             "vit_tiny_patch16_224",
             "all features of vit_tiny_patch16_224 are 16 times smaller than the image: take an encoder",
         ),
-        ("resnt50", "timm .* knows no model resnt50"),
-        ("resnet10t", "resnet10t cannot be made with {'depth': 2}"),
+        ("resnt50", "timm .* has no model resnt50"),
+        ("resnet10t", "resnet10t cannot be created with {'depth': 2}"),
     ],
 )
 def test_an_encoder_that_cannot_be_used_says_why(name, message):

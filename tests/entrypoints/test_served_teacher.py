@@ -135,9 +135,9 @@ def test_a_server_with_another_teacher_is_refused_and_not_asked_for_logits(chann
     assert torch.equal(remote(images), torch.cat([teacher(part) for part in images.split(16)]))
     made = [*Stream(pool(servers, found, said, teacher=remote), draws(epochs=2))]
     assert_same(made, taught(local(found, draws(epochs=2)), teacher))
-    why = "it has another teacher than the server that was met first"
-    assert f"server 0 on host-1 is not asked: {why}" in said
-    assert f"no logits of the teacher from a server on host-1: {why}" in said
+    why = "its teacher differs from that of the first server found"
+    assert f"server 0 on host-1 is not used: {why}" in said
+    assert f"no teacher logits from a server on host-1: {why}" in said
 
 
 RANKS = """
@@ -295,7 +295,7 @@ def test_a_student_of_servers_that_are_killed_has_the_weights_of_one_beside_its_
         killed = kill_servers(run, 1, (0.1, 0.3))
         assert run.wait(240) == [0, 0], run.log() + run.log(1)
         assert killed == 1 and run.weights() == in_place
-        assert "teacher vit_tiny_patch16_224: " in run.log() and "it is asked again in" in run.log()
+        assert "teacher vit_tiny_patch16_224: " in run.log() and "; retrying in" in run.log()
 
 
 @pytest.mark.slow

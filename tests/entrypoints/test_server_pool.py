@@ -146,7 +146,7 @@ def pool(servers: Threads, found, said: list[str], **values) -> Pool:
             "threads": 1,
             "device": CPU,
             "processes": 1,
-            "say": said.append,
+            "log": said.append,
             **values,
         },
     )

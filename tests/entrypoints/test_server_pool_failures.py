@@ -104,7 +104,7 @@ def test_with_no_server_left_the_process_goes_on_alone_until_one_is_back(channel
             servers.dead.clear()
     assert_same(made, local(found, draws(epochs=6)))
     assert asked.counts.alone > 0 and asked.counts.images > 0
-    assert any("this process makes them itself until one is back" in line for line in said)
+    assert any("this process makes images itself until a server is back" in line for line in said)
 
 
 def test_with_no_server_left_the_run_fails_where_it_is_to_fail(channels, quick):
@@ -130,7 +130,7 @@ def test_a_server_that_failed_proves_itself_anew_between_the_rare_looks_of_many_
     while len(asking.live) < 2 and time.monotonic() < deadline:
         asking.look()
         asking.receive(0.05)
-    assert said == ["server 0 on host-0 failed: it is dead; it is asked again in 0 s", "server 0 on host-0 is back"]
+    assert said == ["server 0 on host-0 failed: it is dead; retrying in 0 s", "server 0 on host-0 is back"]
     assert len(looks) == 1
 
 
@@ -138,7 +138,7 @@ def test_a_server_that_failed_proves_itself_anew_between_the_rare_looks_of_many_
     ("change", "why"),
     [
         (lambda root: (root / "train/class-0/00.jpg").unlink(), "it has 95 training images, this process 96"),
-        (lambda root: (root / "train/class-0/00.jpg").rename(root / "train/class-0/zz.jpg"), "other training images, or has them in another order"),
+        (lambda root: (root / "train/class-0/00.jpg").rename(root / "train/class-0/zz.jpg"), "other training images, or the same ones in another order"),
     ],
 )  # fmt: skip
 def test_a_server_with_other_images_is_refused(channels, tmp_path, quick, change, why):
@@ -148,7 +148,7 @@ def test_a_server_with_other_images_is_refused(channels, tmp_path, quick, change
     servers = Threads(data(other).training, found.collate_training)
     made = [*Stream(pool(servers, found, said, patience=2), draws())]
     assert_same(made, local(found, draws()))
-    assert len([line for line in said if "is not asked: it has" in line and why in line]) == 2
+    assert len([line for line in said if "is not used: it has" in line and why in line]) == 2
     assert not servers.asked, "a server was asked for images before it was known to have the same"
 
 
@@ -161,7 +161,7 @@ def test_a_server_that_makes_other_pixels_is_refused(channels, quick):
     made = [*Stream(pool(right, found, said), draws(epochs=2))]
     assert_same(made, local(found, draws(epochs=2)))
     assert said == [
-        "server 0 on host-1 is not asked: it makes other pixels of the same images: its libraries or its processor round otherwise"
+        "server 0 on host-1 is not used: it makes different pixels from the same images: its libraries or processor round differently"
     ]
     assert {count for server, count in right.asked if server == name} == {PROOF}
 

@@ -136,7 +136,7 @@ def test_a_node_that_does_not_start_is_seen_at_once(tmp_path, capsys, monkeypatc
     failed = pytest.raises(ConnectionError, match="ended with code 2, started 4 times: see")
     with failed, connected(groups, own, 600, talks=True):
         pass
-    assert capsys.readouterr().out.count("starting it again") == 3
+    assert capsys.readouterr().out.count("restarting it") == 3
 
 
 @pytest.mark.parametrize(("servers", "size"), [(3, 8), (32, 1), (200, 2), (512, 128), (2048, 1024), (33, 1), (0, 4)])
@@ -159,13 +159,15 @@ def test_without_a_host_that_serves_the_run_says_what_to_write(monkeypatch):
         pass
 
 
+@pytest.mark.slow
+@pytest.mark.alone  # on full cores the host that serves does not join within the 30 s after which this one makes the images
 def test_a_run_whose_images_another_host_prepares_ends_with_the_same_weights(data, undisturbed, tmp_path):
     with served_run(tmp_path, data, SETTINGS, servers=1) as run:
         assert run.wait(180) == [0, 0], run.log() + run.log(1)
         assert run.weights() == undisturbed()
         assert "training images come from other hosts" in run.log() and "rank 0:" not in run.log()
         assert run.log(1).endswith(
-            "127.0.0.2 prepares images for 127.0.0.1\nthe training hosts have ended, and so do their servers\n"
+            "127.0.0.2 prepares images for 127.0.0.1\nthe training hosts have ended; their servers stop too\n"
         )
         for _ in range(300):  # Ray's own processes end by themselves, later where cores are full
             if not run.left():
@@ -204,7 +206,7 @@ def test_a_serving_host_that_is_stopped_before_training_hosts_are_there_ends_at_
             assert run.processes[1].poll() is None, run.log(1)
         run.processes[1].send_signal(signal.SIGTERM)
         assert run.processes[1].wait(60) == 0, run.log(1)
-        assert run.log(1).endswith("stopped on SIGTERM before the training hosts were there\n")
+        assert run.log(1).endswith("stopped on SIGTERM before the training hosts were up\n")
 
 
 @pytest.mark.slow
@@ -215,7 +217,7 @@ def test_whatever_happens_to_servers_the_weights_are_the_same(data, undisturbed,
     longer = {"epochs": 20}
     waiting = {"without_servers": "fail"}  # for the first server: on a busy machine Ray's nodes may have to start again
     with served_run(tmp_path, data, {**SETTINGS, **longer, **waiting}, servers=2) as run:
-        assert kill_servers(run, 4, (0.3, 1.0)) == 4 and "it is asked again in" in run.log(), run.log()
+        assert kill_servers(run, 4, (0.3, 1.0)) == 4 and "; retrying in" in run.log(), run.log()
         assert "Address already in use" not in run.log(), "hosts that start at once take each other's sockets"
         for process in run.processes:  # as SageMaker stops a job: every host at once
             process.send_signal(signal.SIGTERM)
@@ -230,7 +232,7 @@ def test_whatever_happens_to_servers_the_weights_are_the_same(data, undisturbed,
                 if process.environ().get("SM_CURRENT_HOST") == "127.0.0.2":
                     process.kill()
         assert run.processes[0].wait(240) == 0, run.log()
-        assert "this process makes them itself until one is back" in run.log()
+        assert "this process makes images itself until a server is back" in run.log()
         assert run.weights() == undisturbed(**longer)
 
 

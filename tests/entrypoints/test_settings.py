@@ -118,6 +118,7 @@ WRONG_SEGMENTATION = {
 CASES = [(DistillationSettings, name, value) for name, value in WRONG.items()]
 CASES += [(SegmentationSettings, name, value) for name, value in WRONG_SEGMENTATION.items()]
 CASES += [(SegmentationSettings, "teacher_cache", {"views": 1})]
+CASES += [(DistillationSettings, "teacher_stream", True)]
 CASES += [(ClassifierSettings, "probe_input_images", -1), (ClassifierSettings, "probe_image_size", 4)]
 
 
@@ -187,8 +188,9 @@ def test_images_without_labels_have_a_teacher_and_where_they_are_alone_nothing_e
 
 
 def test_every_condition_has_a_case_above():
-    common = {name for name, *_ in TeacherSettings().conditions()}
+    common = {name for name, *_ in TeacherSettings().conditions()}  # copy_stream has a case below
     assert {name for name, *_ in DistillationSettings(student="x").conditions()} == set(WRONG) | {
+        "copy_stream",
         "teacher",
         "features",
         "teacher_cache",
@@ -199,11 +201,37 @@ def test_every_condition_has_a_case_above():
         "compile_teacher",
         "cuda_graphs",
         "teacher_precision",
+        "teacher_stream",
         "unlabelled",
     }
     assert {name for name, *_ in SegmentationSettings(model="x", classes=4).conditions()} == common | set(
         WRONG_SEGMENTATION
     ) | {"teacher_cache"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        ({}, []),
+        ({"copy_stream": False}, ["teacher_stream"]),
+        ({"students": {"one": {}, "other": {"hard_label_weight": 1}}}, []),
+        ({"teacher_cache": {"views": 1}}, ["teacher_cache"]),
+        ({"cuda_graphs": True}, ["cuda_graphs"]),
+        ({"preprocessing": "dali"}, ["copy_stream"]),
+        ({"worker_type": "remote", "without_servers": "fail", "teacher_servers": {}}, ["teacher_stream"]),
+    ],
+)
+def test_a_teacher_has_a_stream_of_its_own_where_images_come_by_one(changes, wrong):
+    asked = {"student": "x", "copy_stream": True, "teacher_stream": True, **changes}
+    assert [name for name, *_ in check(DistillationSettings, asked)[1]] == wrong
+
+
+def test_a_teacher_of_pixels_has_a_cache_or_a_stream():
+    asked = {"model": "x", "classes": 3, "hard_label_weight": 0.5, "copy_stream": True, "teacher_stream": True}
+    assert check(SegmentationSettings, asked)[1] == []
+    assert [name for name, *_ in check(SegmentationSettings, {**asked, "teacher_cache": {"views": 1}})[1]] == [
+        "teacher_cache"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -362,7 +390,7 @@ def test_class_names_of_another_number_are_refused_and_say_how_many_there_are():
     made, problems = check(SegmentationSettings, {"model": "x", "classes": 3, "class_names": ["road", "sky"]})
     assert made is None
     [(name, _, valid)] = problems
-    assert name == "class_names" and valid.startswith("a name for each of the 3 classes")
+    assert name == "class_names" and valid.startswith("a distinct name for each of the 3 classes")
 
 
 def settings_of(values: dict) -> dict:
@@ -399,5 +427,5 @@ def test_variables_that_pam_cut_short_come_from_sagemakers_files(tmp_path):
 
 
 def test_a_variable_that_is_cut_short_without_sagemakers_file_says_so(tmp_path):
-    with pytest.raises(ValueError, match="SM_HPS is cut short or no JSON.*hyperparameters.json cannot be read"):
+    with pytest.raises(ValueError, match="SM_HPS is truncated or not JSON.*hyperparameters.json cannot be read"):
         read_settings(ClassifierSettings, [], {"SM_HPS": '{"model": "', "SAGEMAKER_BASE_DIR": str(tmp_path)})

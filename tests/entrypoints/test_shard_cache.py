@@ -158,7 +158,7 @@ def test_an_index_that_another_user_planted_is_not_read(tmp_path, shared_disk):
     as_nobody("mkdir", "-p", index.parent)
     as_nobody("cp", shared_disk / "planted.npz", index)
     as_nobody("chmod", "-R", "a+rwx", index.parents[1])
-    with pytest.warns(UserWarning, match=f"{index.parents[1]} is not a folder that this user alone can write to"):
+    with pytest.warns(UserWarning, match=f"{index.parents[1]} is not a folder that only this user can write to"):
         opened = LabelledShards(root)
     assert opened.labels.tolist() == [0, 1, 2, 0, 1, 2]
 

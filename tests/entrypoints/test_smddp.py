@@ -53,7 +53,7 @@ def test_an_smddp_that_cannot_add_up_a_type_is_refused_before_training_with_the_
     for rank in ranks:
         assert rank.returncode == 1
         assert (
-            "smddp of this image cannot do what the scripts ask: sum of float64: unsupported data type. Set distribution"
+            "this image's smddp cannot do what the scripts need: sum of float64: unsupported data type. Set distribution"
             in rank.stderr
         )
 
@@ -75,7 +75,7 @@ def test_an_smddp_that_gives_no_handle_of_a_collective_is_refused_too(tmp_path):
     )
     for rank in ranks:
         assert rank.returncode == 1
-        assert "smddp of this image cannot do what the scripts ask: sum that is waited for later:" in rank.stderr
+        assert "this image's smddp cannot do what the scripts need: asynchronous sum:" in rank.stderr
 
 
 @pytest.mark.parametrize("stand_in", ["smddp", "smddp_before_1_4"])
@@ -120,7 +120,7 @@ def test_smddp_trains_under_mpirun_alone_in_its_one_group(tmp_path, stand_in):
     )
     assert [(item.returncode, item.stdout.strip()) for item in done] == [(0, "False")] * 2, done
     older = stand_in == "smddp_before_1_4"
-    reason = "the job asks for it, and this is one before 1.4" if older else "the job asks for it"
+    reason = "the job asks for it, and its version is before 1.4" if older else "the job asks for it"
     for rank in range(2):
         found = json.loads((tmp_path / f"{rank}.json").read_text())
         refused = found.pop("refused")
@@ -134,7 +134,9 @@ def test_smddp_trains_under_mpirun_alone_in_its_one_group(tmp_path, stand_in):
             "flags": [True, False, False],
             "torch's own group": not older,
         }
-        assert refused[-1].startswith("gradient_compression: bf16 does not go with smddp") and "torchrun" in refused[-1]
+        assert (
+            refused[-1].startswith("gradient_compression: bf16 does not work with smddp") and "torchrun" in refused[-1]
+        )
         assert older == (len(refused) == 2) and (not older or refused[0].startswith("static_graph: smddp before 1.4"))
 
 

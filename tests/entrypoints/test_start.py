@@ -130,7 +130,7 @@ def test_of_a_head_alone_nothing_else_changes(name, options):
 
 def test_a_model_without_a_head_of_its_own_is_refused():
     model = timm_models.normalize(torch.nn.Linear(2, 2), {"mean": [0.5] * 3, "std": [0.5] * 3}, {})
-    with pytest.raises(ValueError, match="no head that timm knows of"):
+    with pytest.raises(ValueError, match="timm knows no head of this model"):
         model.train_head_alone()
 
 

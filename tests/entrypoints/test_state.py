@@ -92,7 +92,7 @@ def test_an_optimizer_that_would_decay_weights_in_another_way_is_refused(monkeyp
             super().__init__(params, lr=lr, weight_decay=weight_decay)
 
     monkeypatch.setitem(optimizers.CLASSES, name, OfTorch20)
-    with pytest.raises(ValueError, match=f"optimizer {name}: torch .* without decoupled weight decay: set adamw"):
+    with pytest.raises(ValueError, match=f"optimizer {name}: torch .* lacks its decoupled weight decay: set adamw"):
         optimizers.build(model(), TrainingSettings(optimizer=name), ALONE)
 
 

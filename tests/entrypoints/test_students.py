@@ -91,7 +91,7 @@ def test_a_checkpoint_of_other_students_is_refused(tmp_path, data, together):
     shutil.copytree(together, tmp_path / "together")
     changed = {**STUDENTS, "shared": {"learning_rate": 0.02}}
     [done] = run_all(tmp_path, data, {"together": {"students": changed}})
-    assert done.returncode != 0 and "is of another job: students is" in done.stderr
+    assert done.returncode != 0 and "belongs to another job: students is" in done.stderr
 
 
 def test_each_student_is_a_model_of_its_own_with_its_card_and_onnx(together):
@@ -188,9 +188,9 @@ def test_a_models_random_numbers_do_not_depend_on_what_others_draw():
 
 def test_a_mean_over_students_is_said_where_all_have_the_metric():
     found = {"a": {"loss": 1.0, "validation_accuracy": 0.5, "dkd_target": 2.0}, "b": {"loss": 3.0}}
-    said, unsaid = metrics.line_of(found)
-    assert said == {"loss": 2.0, "a/loss": 1.0, "b/loss": 3.0}
-    assert unsaid == {"a/validation_accuracy": 0.5, "a/dkd_target": 2.0}
+    printed, unprinted = metrics.line_of(found)
+    assert printed == {"loss": 2.0, "a/loss": 1.0, "b/loss": 3.0}
+    assert unprinted == {"a/validation_accuracy": 0.5, "a/dkd_target": 2.0}
     assert metrics.line_of({"": {"loss": 1.0, "label_loss": math.pi}}) == ({"loss": 1.0, "label_loss": math.pi}, {})
 
 

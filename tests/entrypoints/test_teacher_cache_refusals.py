@@ -98,9 +98,9 @@ def test_the_size_is_reported_beforehand(tmp_path, top_k, precision):
     assert on_disk == cache.size_bytes == 2 * IMAGES * record_layout(13, top_k, precision).size
     assert (
         f"2 views of 60 images, {'all' if top_k is None else f'the {top_k} largest of'} 13 logits in {precision}"
-        in cache.say()
+        in cache.summary()
     )
-    assert f"{on_disk // 120} bytes each, {on_disk / 1e6:.2f} MB in all" in cache.say()
+    assert f"{on_disk // 120} bytes each, {on_disk / 1e6:.2f} MB in all" in cache.summary()
 
 
 def test_imagenets_ten_largest_logits_take_44_bytes_an_image():
@@ -108,7 +108,7 @@ def test_imagenets_ten_largest_logits_take_44_bytes_an_image():
 
 
 def test_a_cache_that_the_disk_cannot_hold_is_refused_before_the_first_step(tmp_path):
-    with pytest.raises(ValueError, match=r"will take [\d.]+ GB more in .*, where [\d.]+ GB are free: set a smaller"):
+    with pytest.raises(ValueError, match=r"will take [\d.]+ GB more in .*, which has [\d.]+ GB free: set a smaller"):
         opened(tmp_path, images=2**40)
     opened(tmp_path)  # nothing of that attempt is left
 
@@ -117,7 +117,7 @@ def test_what_is_written_already_needs_no_room(tmp_path, monkeypatch):
     filled(tmp_path, views=1)
     monkeypatch.setattr("shutil.disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0))
     opened(tmp_path, views=1)
-    with pytest.raises(ValueError, match="where 0.00 MB are free"):
+    with pytest.raises(ValueError, match="which has 0.00 MB free"):
         opened(tmp_path, views=2)
 
 
@@ -152,7 +152,7 @@ def test_a_full_disk_costs_training_records_and_no_step(tmp_path, capsys):
     assert not cache.begin_epoch([1], np.arange(IMAGES))
     held = cache._read_view(1, np.arange(IMAGES))[1]
     assert np.flatnonzero(held).tolist() == [5]
-    assert capsys.readouterr().out.count(f"no room for the label bank in {tmp_path}: training goes on") == 1
+    assert capsys.readouterr().out.count(f"no room for the label bank in {tmp_path}: training continues") == 1
 
 
 # --- read-only
@@ -194,7 +194,7 @@ def test_what_a_read_only_cache_lacks_is_computed_and_said_to_be_computed_again(
     forget(opened(folder), folder, [5])
     with locked():
         cache, teacher = opened(folder, views=1), CountedTeacher()
-        assert "it is read-only: missing answers are computed on every pass and not stored" in cache.say()
+        assert "it is read-only: missing answers are computed on every pass and not stored" in cache.summary()
         for _ in range(2):
             assert not cache.begin_epoch([1], np.arange(IMAGES))
             cache.answers(batch_of(np.arange(10)), teacher)

@@ -20,6 +20,7 @@ from training.data.views import open_data
 from training.distributed.world import World
 from training.settings.scripts import LabelledImageSettings
 
+from .numbered_images import Numbers, batches_of
 from .photographs import labelled
 
 ROOT = Path(__file__).parents[2]
@@ -39,25 +40,6 @@ def settings(threads: int, **values) -> LabelledImageSettings:
 
 def data_workers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("data worker")]
-
-
-class Numbers:
-    """Images that show their number; what is in `fails` raises, and what is in `absent` is left out."""
-
-    def __init__(self, fails: tuple[int, ...] = (), absent: tuple[int, ...] = ()):
-        self.fails, self.absent, self.asked = fails, absent, []
-
-    def __getitem__(self, draw: tuple[int, int]):
-        _, number = draw
-        self.asked.append(number)
-        if number in self.fails:
-            raise BrokenImage(f"image {number} is broken")
-        return None if number in self.absent else (torch.full((1, 2, 2), number, dtype=torch.uint8), number)
-
-
-def batches_of(*sizes: int) -> list[list[tuple[int, int]]]:
-    numbers = iter(range(sum(sizes)))
-    return [[(1, next(numbers)) for _ in range(size)] for size in sizes]
 
 
 def loader(dataset, batches, threads: int = 3) -> ThreadedLoader:
@@ -162,7 +144,7 @@ def test_an_abandoned_iteration_leaves_no_thread(taken):
 def test_images_that_are_left_out_leave_smaller_batches_or_none():
     made = list(loader(Numbers(absent=(1, 4, 5, 6)), batches_of(4, 3, 2)))
     assert made[0][1].tolist() == [0, 2, 3] and made[1] is None and made[2][1].tolist() == [7, 8]
-    assert made[0][0][:, 0, 0, 0].tolist() == [0, 2, 3] and made[2][0].shape == (2, 1, 2, 2)
+    assert made[0][0][:, 0, 0, 0].tolist() == [0, 2, 3] and made[2][0].shape == (2, 1, 20, 20)
 
 
 # -- what it costs -----------------------------------------------------------------------------------------------------

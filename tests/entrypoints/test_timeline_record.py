@@ -36,10 +36,18 @@ def test_a_rank_tells_its_windows_and_pauses_in_order(tmp_path):
         found = reported(tmp_path / "run")
         (tmp_path / "run/checkpoints").rename(tmp_path / f"kept-{len(list(tmp_path.iterdir()))}")
     kinds = [(event["kind"], event.get("step")) for event in found]
-    # an epoch has five steps, and each is followed by an evaluation
+    # an epoch has five steps, and each is followed by a checkpoint and an evaluation
     assert kinds == [
-        *(("start", None), ("first_step", 1), ("steps", 4), ("evaluate", 5), ("steps", 8), ("checkpoint", 8)),
-        *(("evaluate", 10), ("steps", 12), ("steps", 15), ("checkpoint", 15), ("evaluate", 15)),
+        *(
+            ("start", None),
+            ("first_step", 1),
+            ("steps", 4),
+            ("checkpoint", 5),
+            ("evaluate", 5),
+            ("steps", 8),
+            ("checkpoint", 8),
+        ),
+        *(("checkpoint", 10), ("evaluate", 10), ("steps", 12), ("steps", 15), ("checkpoint", 15), ("evaluate", 15)),
     ]
     start, first, *rest = found
     assert (start["rank"], start["node"], start["world_size"], start["device"]) == (0, "algo-1", 1, "cpu")

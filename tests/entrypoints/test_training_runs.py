@@ -72,6 +72,7 @@ def test_a_teacher_is_trained_and_distilled_through_runs(digits):
     assert timm.data.resolve_model_data_config(loaded)["input_size"] == (1, 16, 16)
 
 
+@pytest.mark.slow
 def test_a_resume_on_other_images_is_refused_before_its_first_step(digits, tmp_path):
     """On SageMaker a job with `checkpoints:` goes on from what is there, also when its bucket has got new images meanwhile."""
     own = tmp_path / "digits"
@@ -80,10 +81,11 @@ def test_a_resume_on_other_images_is_refused_before_its_first_step(digits, tmp_p
     next((own / "train/0").iterdir()).unlink()
     again = launcher.run(launcher.resume(first.name))
     assert again.wait(120) == "Failed"
-    [said] = [line for _, line in again.logs() if "is of another job: training images is" in line][:1]
-    assert "start anew with another `checkpoints`" in said
+    [said] = [line for _, line in again.logs() if "belongs to another job: training images is" in line][:1]
+    assert "start over with another `checkpoints`" in said
 
 
+@pytest.mark.slow
 def test_a_resume_with_another_teacher_is_refused_before_its_first_step(digits, tmp_path):
     """Another model may have taken its place in the folder, or in the bucket, meanwhile."""
     models = [finished(classifier(digits, hyperparameters={"max_steps": steps})) for steps in (1, 2)]
@@ -96,8 +98,8 @@ def test_a_resume_with_another_teacher_is_refused_before_its_first_step(digits, 
     shutil.copytree(models[1].folder.host("algo-1") / "model", place)
     again = launcher.run(launcher.resume(first.name))
     assert again.wait(120) == "Failed"
-    [said] = [line for _, line in again.logs() if "is of another job: teacher is" in line][:1]
-    assert "start anew with another `checkpoints`" in said
+    [said] = [line for _, line in again.logs() if "belongs to another job: teacher is" in line][:1]
+    assert "start over with another `checkpoints`" in said
 
 
 @pytest.mark.slow

@@ -78,7 +78,7 @@ def test_labels_and_masks_of_shards_are_left_aside(tmp_path, with_index):
 
 def test_shards_without_labels_are_no_labelled_images_and_the_message_says_where_they_belong(tmp_path):
     write_shard(tmp_path / "a.tar", {"a.png": picture(1)})
-    with pytest.raises(ValueError, match="a has no label: .*belong into the channel unlabelled"):
+    with pytest.raises(ValueError, match="a has no label: .*belong in the channel unlabelled"):
         LabelledShards(tmp_path)
     UnlabelledShards(tmp_path, ShardReading())
     with pytest.raises(ValueError, match="a has no label"):  # what another kind of reading kept is not taken
@@ -114,7 +114,7 @@ def test_an_epoch_draws_as_many_for_each_labelled_image_as_asked(tmp_path, per_l
 
 @pytest.mark.parametrize("per_labelled", [1.6, 0.01])
 def test_more_than_there_are_or_none_are_refused_with_what_is_valid(tmp_path, per_labelled):
-    with pytest.raises(ValueError, match=r"per_labelled .* write 0.333 to 1.500, or null for all of them"):
+    with pytest.raises(ValueError, match=r"per_labelled .* set 0.333 to 1.500, or null for all of them"):
         both(tmp_path, per_labelled=per_labelled)
 
 
@@ -307,6 +307,7 @@ def test_a_student_learns_from_images_without_labels_alone(digits):
     assert run.result()["training_images"] == 1347 and run.result()["teacher"]["parameters"] > 0
 
 
+@pytest.mark.slow
 def test_a_run_of_two_processes_and_shards_has_the_losses_of_one(digits):
     mixed = {
         **{"unlabelled": {"per_labelled": 4}, "images_per_class": 8, "teacher_cache": {"views": 2}, "mixup": 0.4},

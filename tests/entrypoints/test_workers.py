@@ -132,7 +132,7 @@ def test_the_choice_is_said_and_used_by_both_loaders(machine, tmp_path):
     for kind in ("threads", "processes"):
         said, settings = [], LabelledImageSettings(image_size=224, global_batch_size=2, worker_type=kind)
         data = open_data(tmp_path, tmp_path, settings, 3)
-        loaders = open_loaders(data, settings, ALONE, batch_size_per_device=2, say=said.append)
+        loaders = open_loaders(data, settings, ALONE, batch_size_per_device=2, log=said.append)
         assert said == [loaders.workers.about] and (loaders.workers.kind, loaders.workers.count) == (kind, 2)
         for loader in (loaders.train, loaders.validation.loader):
             assert (loader.threads if kind == "threads" else loader.num_workers) == 2
@@ -160,7 +160,10 @@ STOPPED = """
     sys.path.insert(0, {entrypoints!r})
     import torch
     from torch.utils.data import DataLoader
+    from training.data import worker_processes
     from training.data.worker_processes import from_clean_server, in_own_group
+
+    worker_processes.PRELOADED = ("torch",)
 
     class Slow:
         def __len__(self):
@@ -264,3 +267,22 @@ def test_the_server_of_workers_has_imported_what_they_need(tmp_path):
         [sys.executable, script], capture_output=True, text=True, timeout=120, cwd="/", env=environment
     )
     assert done.stdout.strip() == "True", done.stderr
+
+
+def test_so_has_the_server_of_ranks_and_loader_processes_in_these_tests(tmp_path):
+    """Else each of them imports it anew, which takes seconds and is noticed by nothing else. In a process of its own: in this one, tests of
+    another folder may have started a server before."""
+    text = f"print([name in sys.modules for name in {worker_processes.PRELOADED}])"
+    script = tmp_path / "ranks.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        from pathlib import Path
+        from tests.entrypoints.ranks import run_ranks
+        if __name__ == "__main__":
+            [rank] = run_ranks(Path({str(tmp_path)!r}), {text!r}, size=1)
+            print(rank.stdout)
+        """)
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "entrypoints")])}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, env=environment)
+    assert done.stdout.strip() == str([True] * len(worker_processes.PRELOADED)), done.stderr

@@ -166,7 +166,9 @@ def test_a_wrong_network_interface_is_reported_with_the_cause(tmp_path):
         environments=[{**environment, "GLOO_SOCKET_IFNAME": "absent0"} for environment in torchrun_environments(2)],
     )
     for item in done:
-        assert item.returncode == 1 and " got no gloo connection to the others, which are there: " in item.stderr, done
+        assert (
+            item.returncode == 1 and " got no gloo connection to the other ranks, which have started: " in item.stderr
+        ), done
         last = item.stderr.splitlines()[-1]
         assert last.startswith("ConnectionError: rank ") and "GLOO_SOCKET_IFNAME" in last
 
@@ -186,7 +188,9 @@ else:
     (out / "over").touch()
 """
     done = run_ranks(tmp_path, QUICK + TOGETHER + script)
-    said, _, raised = done[0].stdout.rpartition(" s for the gloo connections among 2 ranks, which are all there\n")
+    said, _, raised = done[0].stdout.rpartition(
+        " s for the gloo connections among 2 ranks, all of which have started\n"
+    )
     assert said.startswith("rank 0 on ") and (
         "still waits for the gloo" in raised or "got no gloo connection" in raised
     )

@@ -327,7 +327,7 @@ class Bench:
         state = prepare(copy.deepcopy(student), settings, MANY, world)
         size = settings.batch_size_per_device or settings.global_batch_size // world.size
         loaders = open_loaders(
-            data, settings, world, batch_size_per_device=size, views=kept.views if kept else None, say=run.report.say
+            data, settings, world, batch_size_per_device=size, views=kept.views if kept else None, log=run.report.log
         )
         cache = None
         if kept is not None:
@@ -342,7 +342,12 @@ class Bench:
         task = (
             make_task(state, run)
             if make_task
-            else Distillation([Student(state.trained, settings)], teacher, cache, timeline=run.timeline)
+            else Distillation(
+                [Student(state.trained, settings)],
+                teacher,
+                cache,
+                timeline=run.timeline,
+            )
         )
         return Engine(task, state, loaders, run, folder)
 

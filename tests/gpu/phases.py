@@ -44,21 +44,22 @@ def known_phases(bench: Bench, result: Result) -> None:
         if step == bench.sizes.steps:  # as the loop does, which reads the loss before it closes a window
             bench.synchronize()
         timeline.step()
-    window = {name: seconds * 1000 for name, seconds in timeline.window().items()}
-    result.rows += [{"phase": name, "queued, ms": work.mean(name), "measured, ms": window[name]} for name in KNOWN]
-    whole = sum(window[name] for name in KNOWN)
+    window = timeline.window()
+    phases, step = {name: seconds * 1000 for name, seconds in window.phases.items()}, window.step * 1000
+    result.rows += [{"phase": name, "queued, ms": work.mean(name), "measured, ms": phases[name]} for name in KNOWN]
+    whole = sum(phases[name] for name in KNOWN)
     result.figures |= {
         "phases together, ms": whole,
-        "step, ms": window["step"],
-        "slowest step, ms": timeline.slowest_step * 1000,
-        "data_wait, ms": window["data_wait"],
+        "step, ms": step,
+        "slowest step, ms": window.slowest_step * 1000,
+        "data_wait, ms": phases["data_wait"],
     }
     bench.require_gpu("a comparison of times")
     for row in result.rows:
         off = abs(row["measured, ms"] - row["queued, ms"])
         result.expect(off <= TOLERANCE * row["queued, ms"] + 0.3, f"{row['phase']} is as long as what was queued in it")
-    result.expect(abs(whole / window["step"] - 1) <= TOLERANCE, "the phases make up the step")
-    result.expect(window["data_wait"] < 1, "data_wait is below 1 ms")
+    result.expect(abs(whole / step - 1) <= TOLERANCE, "the phases make up the step")
+    result.expect(phases["data_wait"] < 1, "data_wait is below 1 ms")
 
 
 class _Work:

@@ -102,14 +102,14 @@ def _compare(
     undisturbed = _fresh(bench, settings, world)
     for images in batches[:STEPS]:
         _step(bench, undisturbed, settings, images)
-    checkpoints = Checkpoints(folder, saving, say=print)
+    checkpoints = Checkpoints(folder, saving, log=print)
     assert checkpoints.load() is None
     checkpoints.save(STEPS, undisturbed.capture(), {}, required=True)
     before = _weights(undisturbed)
     _step(bench, undisturbed, settings, batches[STEPS])
 
     resumed = _fresh(bench, replace(settings, seed=1), world)
-    loaded = Checkpoints(folder, saving, say=print).load()
+    loaded = Checkpoints(folder, saving, log=print).load()
     assert loaded is not None, "the checkpoint is there"
     resumed.restore(loaded.shared)
     assert torch.equal(_weights(resumed), before), "the checkpoint holds the weights"

@@ -45,7 +45,7 @@ def checkpoint(bench: Bench, result: Result, *, size: str) -> None:
     [newest] = sorted(place for place in folder.iterdir() if place.name.startswith("step-"))[-1:]
     held = sum(file.stat().st_size for file in newest.iterdir())
     started = time.perf_counter()
-    loaded = Checkpoints(folder, bench.world(), fingerprint=settings.fingerprint(), say=print).load()
+    loaded = Checkpoints(folder, bench.world(), fingerprint=settings.fingerprint(), log=print).load()
     result.figures |= {
         "parameters, M": sum(parameter.numel() for parameter in engine.state.model.parameters()) / 1e6,
         "checkpoint, GB": held / 1e9,

@@ -91,6 +91,7 @@ CHECKS = (
     Check("no-waiting-segmentation", 3, "host", "Segmentation with a teacher", "waiting:segmentation"),
     Check("no-waiting-group", 3, "host", "Distillation under DDP with the stop flag", "waiting:grouped_distillation"),
     Check("no-waiting-dali", 3, "host", "DALI's hand-over", "waiting:dali"),
+    Check("side-streams-ordered", 3, "host", "Side streams wait for one another", "side_streams:ordered"),
     Check("stop-flag", 4, "host", "The answer comes before later work ends", "waiting:stop_flag"),
     Check("timeline-known", 5, "host", "Phases of known length", "phases:known_phases"),
     Check("timeline-step", 5, "host", "Phases of real steps", "phases:real_steps"),
@@ -113,7 +114,8 @@ CHECKS = (
     Check("throughput-convolutions", 10, "throughput-256", "A convolutional model, cudnn_benchmark and compiled", "throughput:convolutions"),
     Check("throughput-segmentation", 10, "throughput-256", "A segmenter, compiled", "throughput:segmentation", 180),
     Check("throughput-group", 10, "throughput-36", "Under DistributedDataParallel, compiled", "throughput:grouped", 180),
-    Check("throughput-fp8", 10, "throughput-256", "What an fp8 teacher would bring", "throughput:fp8_teacher", 300),
+    Check("throughput-streams", 10, "throughput-36", "Copies and the teacher by streams of their own, compiled", "side_streams:speeds", 240),
+    Check("throughput-fp8", 10, "throughput-256", "A teacher in fp8", "throughput:fp8_teacher", 300),
     *(
         Check(f"augmentation-{model}-{load}", 12, f"augmentation-{model}", f"{model}, augmentation load {load}", "augmentation:speeds",
               180, {"model": model, "load": load}, "Images of 500 × 375 pixels, a random crop to 224, and the load")

@@ -46,12 +46,13 @@ ELSEWHERE = ("needs a GPU", "nvidia.dali is not installed")
 """Why a check may not run in a rehearsal."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "parts",
     [
         ("scripts",),
-        pytest.param(("host", "input", "augmentation-resnet18"), marks=pytest.mark.slow),
-        pytest.param(("kernels", "throughput-36", "throughput-256", "journey"), marks=pytest.mark.slow),
+        ("host", "input", "augmentation-resnet18"),
+        ("kernels", "throughput-36", "throughput-256", "journey"),
     ],
 )
 def test_every_check_runs_at_toy_sizes_up_to_its_first_line_for_a_gpu(parts, tmp_path):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from typing import Any
 
 import torch
 from training.engine.probe import RepeatedBatch
+from training.measure.arithmetic import Arithmetic
+from training.models import fp8
+from training.models.compiled import StaticBatch, allow_models
 from training.settings.distillation import TeacherCacheSettings
 from training.tasks.distillation import Distillation
 from training.tasks.segmentation import Segmentation
 from training.tasks.students import Student
+from training.teacher.frozen import Teacher
 
 from tests.gpu.bench import Bench, Engine, seconds_per_step
 from tests.gpu.clocks import device_milliseconds, host_milliseconds
@@ -30,6 +33,9 @@ EPOCH = 32
 
 LEARNING, SAME = 20, 0.2
 """Steps after which weights are compared, and how far they may differ: AdamW turns a rounded sign of a tiny gradient into a whole step."""
+
+FP8_OFF = 0.25
+"""How far the logits of random weights may be apart: 3 bits of fraction are off by 3.6 % in each product, and a ViT-L has 96."""
 
 
 def distillation(bench: Bench, result: Result, *, batch: int, mode: str) -> None:
@@ -142,45 +148,52 @@ def grouped(bench: Bench, result: Result) -> None:
 
 
 def fp8_teacher(bench: Bench, result: Result) -> None:
-    """What an fp8 teacher, which the kit does not have, would gain: the teacher's forward pass with matrices in fp8 by torchao, one scale
-    per row, beside that in bf16, both compiled."""
-    bench.require_gpu("fp8")
-    if importlib.util.find_spec("torchao") is None:
-        raise NotChecked("the kit has no fp8 teacher, and torchao, by which its gain is measured, is not installed")
-    from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, PerRow, quantize_
-
-    def has_fp8(module: torch.nn.Module, _name: str) -> bool:
-        # its kernels want multiples of 16; a head's few columns gain nothing
-        return isinstance(module, torch.nn.Linear) and not (module.in_features % 16 or module.out_features % 16)
-
-    sizes, models, logits = bench.sizes, {}, {}
-    for precision in ("bf16", "fp8"):
-        model = bench.model(sizes.teacher, 1).to(bench.device, torch.bfloat16).eval().requires_grad_(False)
-        if precision == "fp8":
-            quantize_(model.model, Float8DynamicActivationFloat8WeightConfig(granularity=PerRow()), filter_fn=has_fp8)
-        models[precision] = model
-    pattern = torch.arange(36 * 3 * sizes.image_size**2, device=bench.device).view(36, 3, sizes.image_size, -1)
-    with torch.no_grad():
-        for precision, model in models.items():
-            logits[precision] = model(pattern.to(torch.uint8)).float()
-    off = (logits["fp8"] - logits["bf16"]).norm() / logits["bf16"].norm()
-    result.figures["logits apart, as a share of their size"] = float(off)
-    for mode in ("eager", "compiled"):
-        for batch in (256, 36):
-            for precision, model in models.items():
-                called = torch.compile(model, dynamic=False) if mode == "compiled" else model
+    """The teacher's forward pass alone, with its linear layers in fp8 beside all in bf16."""
+    sizes, batches = bench.sizes, (36, 256)
+    if (lacking := fp8.unsupported(bench.device)) is not None:
+        raise NotChecked(lacking)
+    allow_models(2 * len(batches) * len(MODES))
+    pixels = torch.zeros(1, 3, sizes.image_size, sizes.image_size, dtype=torch.uint8)
+    images = torch.randint(
+        0, 256, (36, *pixels.shape[1:]), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
+    teachers = {precision: bench.teacher(sizes.teacher, precision) for precision in ("bf16", "fp8")}
+    logits = {precision: teacher(images.to(bench.device)) for precision, teacher in teachers.items()}
+    off = float((logits["fp8"] - logits["bf16"]).norm() / logits["bf16"].norm())
+    result.figures["logits apart, as a share of their size"] = off
+    result.expect(off < FP8_OFF, "fp8 gives about the logits that bf16 gives")
+    arithmetic = {precision: Arithmetic(bench.device) for precision in teachers}
+    for precision, teacher in teachers.items():
+        arithmetic[precision].count(pixels, [], teacher.counted)
+    for batch in batches:
+        size = sizes.throughput_batch or batch
+        beside = torch.zeros(size, *pixels.shape[1:], dtype=torch.uint8, device=bench.device)
+        for mode in MODES:
+            for precision, teacher in teachers.items():
                 row = {"teacher": precision, "models": mode, "batch": batch}
                 print("measuring", row, flush=True)  # the log's last line if one takes too long
-                images = torch.randint(0, 256, (batch, 3, sizes.image_size, sizes.image_size), dtype=torch.uint8)
-                result.rows.append({**row, **_forward_speed(called, images.to(bench.device))})
+                with bench.compiling():
+                    speed = _forward_speed(_called(teacher, mode), beside)
+                mfu = arithmetic[precision].window(0, size, speed["ms"] / 1000, 1).get("mfu")
+                result.rows.append({**row, **speed, "MFU": mfu})
+    bench.require_gpu("a comparison of speeds")
 
 
-def _forward_speed(model: Any, images: torch.Tensor) -> dict[str, float]:
+def _called(teacher: Teacher, mode: str) -> torch.nn.Module:
+    """A teacher's only model, as it runs in a mode of MODES."""
+    [member] = teacher.members
+    if mode == "eager":
+        return member.model
+    return StaticBatch(member.model, member.name, "compile_teacher", graphs=MODES[mode]["cuda_graphs"])
+
+
+@torch.no_grad()
+def _forward_speed(model: torch.nn.Module, images: torch.Tensor) -> dict[str, float]:
     """Over 20 forward passes, after five."""
-    with torch.no_grad():
-        for _ in range(5):
-            model(images)
-        took = device_milliseconds(lambda: [model(images) for _ in range(20)]) / 20
+    for _ in range(5):
+        model(images)
+    clock = device_milliseconds if images.device.type == "cuda" else host_milliseconds
+    took = clock(lambda: [model(images) for _ in range(20)]) / 20
     return {"ms": took, "images/s": len(images) / took * 1000}
 
 

@@ -43,6 +43,19 @@ def test_pauses_count_in_the_hours_and_in_the_speed():
     assert paused.speedup.value == pytest.approx(0.5, rel=0.01)
 
 
+def test_the_table_of_phases_ends_with_the_time_that_usual_steps_leave_out():
+    """Else the phases say that nothing changed, beneath a speed-up."""
+    rows = dict(next(rows for head, rows in _tables(run(evaluate=(50, 12.5)), run()) if "usual step" in head[0]))
+    (*usual, same), (paused, _, ratio) = rows["step"], rows["step, all time counted"]
+    assert [*map(float, usual)] == pytest.approx([250, 250], rel=0.01) and same == "1.00"
+    assert float(paused) == pytest.approx(500, rel=0.01) and float(ratio) == pytest.approx(0.5, rel=0.01)
+
+
+def _tables(before: Diagnosis, after: Diagnosis) -> list[tuple[list[str], list[tuple[str, list[str]]]]]:
+    """Each table's head, and its rows as (first column, the others)."""
+    return [(head, [(row[0], row[1:]) for row in rows]) for head, rows in Comparison(before, after).tables()]
+
+
 def test_runs_of_a_few_steps_have_no_speed_up_in_the_headline():
     both = Comparison(run(steps=10), run(steps=200))
     assert both.headline == "Too short to compare"

@@ -52,6 +52,33 @@ def test_jpegs_are_decoded_on_a_gpu_that_does_not_do_so_yet(pipeline, gpu, advis
     assert any(fix.value == "dali" for fix in found.fixes) == advised
 
 
+@pytest.mark.parametrize(("copied_beside", "advised"), [(False, True), (True, False), (None, False)])
+def test_copies_by_a_stream_are_advised_where_the_job_knows_them_and_has_none(copied_beside, advised):
+    settings = {"preprocessing": "cpu"} | ({} if copied_beside is None else {"copy_stream": copied_beside})
+    found = finding("host_to_device_bound", phases=within(0.3, "host_to_device"), settings=settings)
+    assert ("hyperparameters.copy_stream" in [fix.setting for fix in found.fixes]) == advised
+
+
+def test_fixes_leave_out_what_they_exclude():
+    """Else the job that has them is refused: tune and the printed command apply all of a fix."""
+    settings = {"preprocessing": "cpu", "copy_stream": True, "teacher_stream": True, "precision": "fp32"}
+    copies = finding("host_to_device_bound", phases=within(0.3, "host_to_device"), settings=settings)
+    [dali] = [fix for fix in copies.fixes if fix.value == "dali"]
+    assert dali.also == {"hyperparameters.copy_stream": False, "hyperparameters.teacher_stream": False}
+    cache = taught(settings=settings).fixes[0]
+    assert cache.setting == "hyperparameters.teacher_cache"
+    assert cache.also == {"hyperparameters.teacher_stream": False}
+    without = {**settings, "copy_stream": False, "teacher_stream": False}
+    assert taught(settings=without).fixes[0].also == {}
+
+
+def test_of_a_teacher_with_a_stream_only_the_wait_is_known():
+    planted = {"phases": within(0.1, "teacher_forward"), "settings": {"teacher_stream": True}}
+    said = missing(report(**planted), "a teacher that takes much of the step")
+    assert said.startswith("teacher_stream runs it during the student's previous step")
+    assert taught(0.4, settings={"teacher_stream": True}) is not None, "the wait alone is much"
+
+
 def test_copies_are_none_without_a_gpu_and_not_measured_without_steps():
     assert dict(report(gpu=None).not_applicable)["copying batches to the device"] == "no GPU"
     what = "copying batches to the device"
@@ -118,7 +145,7 @@ def test_a_teacher_is_told_only_what_it_does_not_do_yet(settings, advised):
 def test_a_run_that_fills_a_label_bank_is_not_said_to_repeat_its_teachers_work():
     cached = {"teacher_cache": {"views": 2}}
     labels = finding("teacher_bound", phases={"data_wait": 0.1, "teacher_forward": 0.9}, settings=cached)
-    assert labels.cause == "it answers once for each view of an image, which is what this run is for"
+    assert labels.cause == "it runs once for each view of an image, which is the purpose of this run"
     assert "again in every epoch" in taught(settings=cached).cause
 
 
@@ -182,7 +209,7 @@ def test_fp32_costs_where_a_busy_gpu_computes_half_the_time(changed, slow):
 def test_twice_as_fast_arithmetic_is_expected():
     found = slow_arithmetic(phases={"data_wait": 0.2, "student_forward": 0.3, "backward": 0.5}, gpu=80)
     assert found.share == pytest.approx(0.8) and found.gain.expected.value == pytest.approx(1 / (1 - 0.8 / 2))
-    assert found.gain.formula == "speed-up 2 of arithmetic: 1 / (1 - 0.80 · 0.50)"
+    assert found.gain.formula == "a speed-up of 2 for arithmetic: 1 / (1 - 0.80 · 0.50)"
     assert "take 80 % of a step" in found.evidence[0] and found.evidence[1] == "GPUs busy 80 % of the time"
     alone = slow_arithmetic(phases=None, gpu=75)
     assert alone.share == pytest.approx(0.75, abs=0.01), "what the GPU is busy, where no step was timed"

@@ -266,7 +266,7 @@ def test_fewer_cores_and_another_model_are_not_compared():
     fewer = Comparison(run(STEP), run(STEP, usable=2.0))
     assert fewer.sentences()[0] == "not comparable: usable cores 8.0 before, 2.0 after"
     model = Comparison(run(STEP, settings={"model": "resnet18"}), run(STEP, settings={"model": "resnet50"}))
-    assert model.sentences()[0] == "not comparable: model differs, which makes it another job"
+    assert model.sentences()[0] == "not comparable: model differs, so these are different jobs"
 
 
 def test_an_argument_with_the_values_of_a_known_setting_is_that_setting():

@@ -117,7 +117,9 @@ def test_threads_that_spin_beside_the_one_that_decodes_are_no_work_that_fills_th
     run = waiting(0.4, gpu=60, busy=7.7, settings=settings, cpu_seconds=7.5 + theirs, worker_cpu_seconds=theirs)
     finding = asked(with_threads(run, delay=0.0, cpu=cpu))
     assert finding.kind == found
-    assert any("6.5 cores are held by other threads" in one for one in finding.evidence) == (found == "too_few_workers")
+    assert any("other threads of the training process hold 6.5 cores" in one for one in finding.evidence) == (
+        found == "too_few_workers"
+    )
 
 
 def test_without_workers_the_training_thread_is_the_reader_and_its_other_threads_may_spin():
@@ -192,7 +194,7 @@ def test_slow_storage_is_reported_with_what_was_read_and_received():
     assert re.fullmatch(
         r"read from disks (4.9|5.[01]) MB/s a host, received (1.9|2.[01]) MB/s a host", ", ".join(found.evidence[-2:])
     )
-    assert str(found.fixes[-1]).startswith("hyperparameters.num_workers=8 (now 4): more reads at a time")
+    assert str(found.fixes[-1]).startswith("hyperparameters.num_workers=8 (now 4): more reads in flight")
     unknown = {name: dataclasses.replace(host, disk={}, network={}) for name, host in run.hosts.items()}
     assert "MB/s" not in str(asked(dataclasses.replace(run, hosts=unknown)).evidence)
     for workers in (0, 16):
@@ -206,6 +208,72 @@ def test_as_many_workers_are_asked_for_as_hide_the_reads(workers, wait, wanted):
     8 cores there are two a core, or twice as many as there were."""
     slow = waiting(wait, gpu=100 * (1 - wait), io_wait=2.0, settings={"num_workers": workers})
     assert str(asked(slow).fixes[-1]).startswith(f"hyperparameters.num_workers={wanted} (now {workers}): more reads")
+
+
+# A GPU that works while the process waits
+
+
+def beside_the_device(wait: float, device: float, **planted) -> Measurements:
+    """Steps of a second whose process waits for data while the device, which takes these shares of a step, still works."""
+    made = plant(
+        phases={"data_wait": wait, "student_forward": device / 3, "backward": 2 * device / 3},
+        **{"noise": 0.0, "gpu": 100 * device, **planted},
+    )
+    [steps] = made.ranks
+    ended = BEGAN + np.arange(1, len(steps.step) + 1) * 10.0
+    step = {**steps.seconds, "step": np.ones(len(steps.step))}
+    return dataclasses.replace(made, ranks=(dataclasses.replace(steps, seconds=step, ended=ended),))
+
+
+@pytest.mark.parametrize(
+    ("planted", "kind", "workers"),
+    [
+        ({"busy": 2.4, "settings": {"num_workers": 2}}, "too_few_workers", 4),  # 2 / 0.6 and a tenth more
+        ({"busy": 7.0, "settings": {"num_workers": 8}}, "data_bound", None),
+        ({"busy": 2.4, "settings": {"num_workers": 2}, "io_wait": 1.0}, "storage_bound", 4),
+        ({"settings": {"num_workers": 2}, "system": False}, "data_bound", None),
+        (
+            {"busy": 7.8, "settings": {"num_workers": 32}, "cpu_seconds": 4.0, "worker_cpu_seconds": 3.0},
+            "too_many_workers",
+            5,  # 3 s of work in 0.6 s
+        ),
+    ],
+    ids=str,
+)
+def test_what_the_device_needs_of_a_step_is_not_lost_to_a_wait_beside_it(planted, kind, workers):
+    """80 % of a step waits, and the device works for 60 % of it: no input makes a step shorter than these 60 %."""
+    found = asked(beside_the_device(0.8, 0.6, **planted))
+    assert found.kind == kind and found.share == pytest.approx(0.4, abs=0.01)
+    assert found.gain.at_most == pytest.approx(1 / 0.6, rel=0.02)
+    assert found.gain.expected is None or found.gain.expected.value <= found.gain.at_most
+    if workers is not None:
+        [fix] = [fix for fix in found.fixes if fix.setting == "hyperparameters.num_workers"]
+        assert fix.value == workers
+    assert found.evidence[0] == "waiting for data: 80 % of a step of 1 s"
+    assert found.evidence[1] == (
+        "the device needs 60 % of a step, in part while the process waits: without the wait a step is 40 % shorter"
+    )
+
+
+def test_cheaper_images_leave_what_the_device_needs_of_a_step():
+    known = {"num_workers": 8, "preprocessing": "cpu_reference", "augmentation_load": 4}
+    run = beside_the_device(0.8, 0.6, busy=7.0, settings=known, cpu_seconds=7.0, worker_cpu_seconds=6.8)
+    found = asked(run)
+    assert found.kind == "data_bound" and found.gain.expected.value <= 1 / 0.6 + 0.01
+    assert "the training process 0.60" in found.gain.formula
+
+
+def test_a_wait_beside_a_device_that_is_never_idle_loses_nothing():
+    for unwatched in ({"gpu": 60}, {"gpu": None, "facts": {"device": "cuda"}}):
+        assert asked(beside_the_device(0.8, 0.95, settings={"num_workers": 2}, **unwatched)) is None
+
+
+def test_phases_that_fill_a_step_one_after_another_leave_the_whole_wait():
+    evidence = Evidence(waiting(0.4, gpu=60, ranks=2))
+    assert evidence.lost_to_data == pytest.approx(0.4) == evidence.share("data_wait")
+    parts = {"data_wait": 0.4, "student_forward": 0.2, "backward": 0.4, "grad_sync": 0.3}
+    assert Evidence(plant(phases=parts, noise=0.0)).lost_to_data == pytest.approx(0.4), "a part of backward"
+    assert Evidence(plant(phases={"student_forward": 1.0})).lost_to_data is None
 
 
 # Too many workers: what fewer bring
@@ -337,10 +405,10 @@ def test_cores_that_other_programs_have_are_no_reason_against_more_workers():
     usual = waiting(0.4, gpu=60, busy=8.0, settings={"num_workers": 2})
     found, beside = asked(usual), asked(with_programs(usual, ffmpeg=4.0))
     assert found.kind == "data_bound" and beside.kind == "too_few_workers"
-    assert beside.title == "Too few workers: training waits for data while other programs have its cores"
-    assert "get a part of the cores that other programs use" in beside.cause and beside.gain.expected is None
+    assert beside.title == "Too few workers: training waits for data while other programs use its cores"
+    assert "get a share of the cores that other programs use" in beside.cause and beside.gain.expected is None
     assert "programs outside the run use 4.0 of its cores (ffmpeg 4.0)" in beside.evidence
-    assert any("end or move what else runs on the host: ffmpeg 4.0" in str(fix) for fix in beside.fixes)
+    assert any("stop or move the host's other programs: ffmpeg 4.0" in str(fix) for fix in beside.fixes)
     assert "outside" not in str(found.evidence) + str(found.fixes)
 
 

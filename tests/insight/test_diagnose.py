@@ -65,7 +65,7 @@ def test_two_sources_are_laid_side_by_side(kts, tmp_path):
 def test_sagemakers_files_alone_give_a_verdict_and_say_what_they_do_not_hold(tmp_path):
     system = write(plant(phases=None, busy=7.9, gpu=50), tmp_path) / "profiler-output"
     done = typed(system)
-    assert "All cores are full while the GPUs wait" in done.stdout
+    assert "All cores are busy while the GPUs wait" in done.stdout
     assert "not measured: " in done.stdout and "checkpoints" in done.stdout.split("not measured: ", 1)[1]
 
 
@@ -85,6 +85,7 @@ def test_the_launcher_imports_numpy_only_to_diagnose():
     assert done.stdout.strip() == "False", done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_of_this_machine_is_diagnosed_in_every_form(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     prepare("digits", "data/digits")

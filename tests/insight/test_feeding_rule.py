@@ -10,6 +10,7 @@ from launcher.insight.answers import EXPLAINED, Answer, NotMeasured
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding
 from launcher.insight.rules import feeding
+from launcher.insight.rules.table import judge
 from launcher.insight.script import Address, SampledLine, Script
 from tests.insight.planted import plant
 from tests.insight.test_neighbours import with_threads
@@ -190,7 +191,7 @@ def test_the_evidence_has_all_that_was_measured():
     found = asked(cpu_seconds=0.9, worker_cpu_seconds=0.3, settings={"log_every": 1})
     assert found.evidence == (
         "GPUs idle 50 % of the time",
-        "0 % of a step of 1 s lies in no phase",
+        "0 % of a step of 1 s is outside all phases",
         "waiting for data only 1 %",
         "GPU memory at most 76 % in use (95th percentile)",
         "the training process uses 0.60 cores",
@@ -221,7 +222,7 @@ def test_the_lines_are_shown_where_the_training_thread_often_is():
 def test_what_is_starved_without_a_reason_is_told_what_would_show_it():
     timed, alone = asked(), asked(phases=None)
     assert timed.title == "The GPUs idle, but not for lack of data" and alone.title == "The GPUs idle"
-    assert timed.cause.endswith("no small steps, full core or synchronising calls were seen")
+    assert timed.cause.endswith("no small steps, fully used core or synchronising calls were seen")
     assert alone.cause.endswith("no step timeline was found")
     assert "hyperparameters.profile_steps=5" in str(timed.fixes[1]) and "measure its steps" in str(alone.fixes[0])
 
@@ -301,6 +302,36 @@ def test_gpus_that_no_rank_uses_are_not_the_runs_own():
     assert kind(ranks=1, gpus=[40.0, 0.0]) == "gpu_starved"
     on_the_cpu = plant(**{**IDLE, "gpus": [0.0], "facts": {"device": "cpu"}})
     assert not Evidence(on_the_cpu).on_gpu and feeding.starved(Evidence(on_the_cpu)) is None
+
+
+UUIDS = {"gpu0": "GPU-AA-0", "gpu1": "GPU-bb-1"}
+
+
+def on_devices(*devices: str | None, gpus: list[float], uuids=UUIDS) -> Evidence:
+    """A run whose ranks train on these devices of a host with GPUs that are so busy."""
+    run = plant(
+        phases={"data_wait": 0.5, "student_forward": 0.2, "backward": 0.3}, ranks=len(devices), gpus=gpus, noise=0.0
+    )
+    ranks = tuple(dataclasses.replace(steps, device_uuid=one) for steps, one in zip(run.ranks, devices))
+    hosts = {name: dataclasses.replace(host, gpu_uuids=uuids) for name, host in run.hosts.items()}
+    return Evidence(dataclasses.replace(run, ranks=ranks, hosts=hosts))
+
+
+def test_another_users_busy_gpu_is_not_taken_for_the_runs_own():
+    shared = on_devices("aa-0", gpus=[20, 97])
+    assert [*shared.gpu_means] == ["algo-1 gpu0"] and shared.gpu_idle == pytest.approx(0.8, abs=0.02)
+    assert judge(shared).findings[0].kind == "too_few_workers"
+    assert [*on_devices("bb-1", "aa-0", gpus=[20, 97]).gpu_means] == ["algo-1 gpu0", "algo-1 gpu1"]
+    assert [*on_devices("bb-1", "bb-1", gpus=[97, 20]).gpu_means] == ["algo-1 gpu1"], "two processes on one GPU"
+
+
+@pytest.mark.parametrize(
+    ("devices", "uuids"),
+    [((None,), UUIDS), (("aa-0",), {}), (("aa-0",), {"gpu1": "GPU-bb-1"}), (("another",), UUIDS)],
+)
+def test_where_devices_were_not_recorded_the_busiest_gpus_are_taken_for_the_runs_own(devices, uuids):
+    assert [*on_devices(*devices, gpus=[20, 97], uuids=uuids).gpu_means] == ["algo-1 gpu1"]
+    assert len(on_devices("aa-0", None, gpus=[20, 97]).gpu_means) == 2
 
 
 @pytest.mark.parametrize(("used", "batch"), [(24, 64), (26, 48), (40, 32), (57, None)])

@@ -15,7 +15,7 @@ from launcher.insight.comparison import Comparison
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding
-from launcher.insight.gains import bounded, estimated, step_left
+from launcher.insight.gains import amdahl, bounded, estimated, step_left
 from launcher.insight.kept import inside
 from launcher.insight.length import job_steps
 from launcher.insight.ratio import Ratio
@@ -53,6 +53,11 @@ def test_a_gain_is_a_range_with_its_confidence_and_a_bound_says_why_there_is_no_
         2.0,
     )
     assert str(bounded(0.5)) == "speed-up at most 2.00 (1 / (1 - 0.50))"
+    assert str(bounded(0.6529)) == "speed-up at most 2.88 (1 / (1 - 0.653))"
+    for share in np.linspace(0, 1, 997):
+        gain = bounded(float(share))
+        printed = float(gain.formula.removeprefix("1 / (1 - ").removesuffix(")"))
+        assert gain.text == f"at most {1 / (1 - printed):.2f}", gain
     assert str(bounded(0.5, "not measured")) == "speed-up at most 2.00 (not measured)"
 
 
@@ -64,10 +69,7 @@ def test_the_gain_of_a_first_fix_that_the_run_has_already_goes_with_it():
     compiled = found("gpu_starved", **starved, settings={"compile": True})
     assert bare.fixes[0].setting == "hyperparameters.compile" and "compiling" in bare.gain.formula
     assert [fix.setting for fix in compiled.fixes] == ["hyperparameters.profile_steps"]
-    assert (
-        compiled.gain.formula
-        == f"1 / (1 - {compiled.share:.2f}); how much of it the fixes that are left save is not known"
-    )
+    assert compiled.gain.formula == f"{amdahl(compiled.share)}; how much of it the remaining fixes save is not known"
     assert compiled.gain.share == compiled.share == bare.share and compiled.gain.expected is None
     small = {**starved, "phases": {name: seconds / 8 for name, seconds in step.items()}, "gpu_memory": 30}
     kept = found("small_batch", **small, settings={"compile": True})
@@ -248,7 +250,7 @@ def test_a_comparison_says_whether_the_obtained_speed_up_lies_in_the_range():
     fast = Diagnosis(plant(phases=STEP, gpu=90, settings={"checkpoint_every": advised}))
     same = Diagnosis(plant(phases=STEP, gpu=30, checkpoint=(10, 8.0), settings={"checkpoint_every": advised}, seed=1))
     [reported] = Comparison(slow, fast).kept()
-    assert reported.is_inside is True and f"expected speed-up {reported.gain.said}, obtained" in str(reported)
+    assert reported.is_inside is True and f"expected speed-up {reported.gain.text}, obtained" in str(reported)
     [kept] = Comparison(slow, same).to_dict()["fix_kept"]
     assert json.loads(json.dumps(kept))["is_inside"] is False and kept["gain"]["expected"]["low"] > 1
 
@@ -270,7 +272,7 @@ def test_waits_at_the_start_of_epochs_shrink_as_images_become_cheaper():
     )  # fmt: skip
     short, long = (found("too_many_workers", **{**planted, "epoch_start": seconds}).gain for seconds in (0.0, 3.0))
     assert long.expected.value > 1.2 * short.expected.value
-    assert "as do waits at the start of epochs" in str(long) and "epochs" not in str(short)
+    assert "waits at the start of epochs" in str(long) and "epochs" not in str(short)
 
 
 def test_slow_reads_and_a_quota_slow_evaluations_as_they_do_steps():

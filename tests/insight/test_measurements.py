@@ -149,6 +149,18 @@ def test_s3_is_read_as_a_folder_is(in_s3):
     assert [*found.hosts] == ["algo-1", "algo-2"] and same(found, read(str(in_s3)))
 
 
+def test_s3_without_credentials_is_fixed_by_configuring_them(monkeypatch, tmp_path):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(launcher.UserError) as raised:
+        read("s3://amzn-s3-demo-bucket/profiler-output")
+    [issue] = raised.value.issues
+    assert "Unable to locate credentials" in issue.found and issue.fix.startswith("aws configure, or set AWS_PROFILE")
+
+
 BUCKETS = {"OutputDataConfig": {"S3OutputPath": "s3://amzn-s3-demo-bucket/runs"}}
 SWITCHED_ON = {"ProfilerConfig": {"S3OutputPath": "s3://amzn-s3-demo-bucket/runs/", "DisableProfiler": False}}
 SWITCHED_OFF = {"ProfilerConfig": {"DisableProfiler": True}}
@@ -267,6 +279,7 @@ def test_a_run_on_two_hosts_is_read_with_all_its_hosts_and_ranks(tmp_path, store
 def test_a_phase_that_a_window_lacks_is_no_number_and_a_cut_line_is_counted(tmp_path):
     start = {"kind": "start", "rank": 3, "node": "algo-2", "settings": {}, "not_measured": {}}
     start |= dict.fromkeys(("world_size", "backend", "device", "device_name", "instance_type", "torch", "threads"))
+    start["device_uuid"] = "stand-in-0"
     window = {
         "kind": "steps",
         "epoch": 1,
@@ -281,6 +294,7 @@ def test_a_phase_that_a_window_lacks_is_no_number_and_a_cut_line_is_counted(tmp_
     found = read(str(tmp_path))
     (ranks,) = found.ranks
     assert (ranks.rank, ranks.host, [*ranks.seconds]) == (3, "algo-2", ["step", "loss"])
+    assert ranks.device_uuid == "stand-in-0"
     assert ranks.extra["cpu_seconds"].tolist() == [1.5, 1.5] and np.isnan(ranks.seconds["loss"]).tolist() == [
         True,
         False,

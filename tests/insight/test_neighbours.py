@@ -366,5 +366,5 @@ def test_what_programs_outside_hide_is_said_to_be_not_measured(delay, reported):
     if reported:
         assert (
             "what takes less than 10 % of the time" in hidden[0]
-            and "core in 40 % of it: without them it may be 17 %" in hidden[0]
+            and "core 40 % of the time: without them, its share may be 17 %" in hidden[0]
         )

@@ -34,7 +34,7 @@ def diagnosed(tmp_path, planted, *setups, lines=None) -> Diagnosis:
 ADDRESSES = {
     "too many workers": (
         "too_many_workers", PLANTED["too_many_workers", "harsh"], [], [],
-        "train.py:42", "DataLoader(num_workers=16) at train.py:42: set num_workers=2 (as many",
+        "train.py:42", "DataLoader(num_workers=16) at train.py:42: set num_workers=2 (enough",
     ),
     "too few workers": (
         "too_few_workers", PLANTED["too_few_workers", "harsh"], [], [],
@@ -165,7 +165,7 @@ ADDRESSES = {
     "the exchange of gradients, on full memory": (
         "communication_bound", {**PLANTED["communication_bound", "harsh"], "gpu_memory": 60},
         [setup("data_parallel", 25, "model = DDP(model)", world_size=16, **{"class": "DistributedDataParallel"})], [],
-        "train.py:25", "the gradients of 2 batches summed up before each step: GPU memory holds no 2 times the images at once",
+        "train.py:25", "sum the gradients of 2 batches before each step: GPU memory cannot hold 2 times the images at once",
     ),
     "a quota": (
         "cpu_throttled", {**PLANTED["cpu_throttled", "mild"], "settings": {"num_workers": 4}}, [], [],
@@ -233,6 +233,46 @@ def test_autocast_and_tf32_are_no_fp32(tmp_path):
     for number, values in enumerate(({"autocast": "bfloat16"}, {"matmul_precision": "high"}, {"allow_tf32": True})):
         found = diagnosed(tmp_path / str(number), planted, setup("precision", 72, "loss.backward()", **values))
         assert found.findings == (), values
+
+
+DEFAULTS = {"autocast": None, "matmul_precision": "highest", "allow_tf32": False, "cudnn_allow_tf32": True}
+
+
+def in_torchs_defaults(tmp_path, layers: dict[str, int], switches=DEFAULTS, **facts):
+    """The finding on a busy GPU in torch's default precision, of a model with these layers."""
+    model = setup("model", 71, "out = model(images)", trainable=10, dtype="float32", **{"class": "ResNet", **layers})
+    precision = setup("precision", 72, "loss.backward()", **switches)
+    measured = observed(tmp_path, PLANTED["fp32_compute", "harsh"], model, precision)
+    [found] = Diagnosis(replace(measured, facts={**measured.facts, "compute_capability": 8.0, **facts})).findings
+    assert found.kind == "fp32_compute"
+    return found
+
+
+def test_a_network_whose_convolutions_run_in_tf32_by_default_is_not_told_that_tensor_cores_idle(tmp_path):
+    found = in_torchs_defaults(tmp_path, {"convolutions": 53, "matrices": 1})
+    assert "tensor cores are in use" in found.cause and "torch.backends.cudnn.allow_tf32" in found.evidence[1]
+    assert [fix.value for fix in found.fixes] == ["bf16"] and "autocast" in str(found.fixes[0])
+    assert "set_float32_matmul_precision" not in str(found)
+    assert found.gain.expected is None and 1 < found.gain.at_most <= 2 and found.share == found.gain.share
+
+
+@pytest.mark.parametrize(
+    ("layers", "switches", "facts", "values"),
+    [
+        ({"convolutions": 1, "matrices": 49}, DEFAULTS, {}, ["bf16", "tf32"]),  # a ViT's patches
+        ({"convolutions": 53, "matrices": 1}, {**DEFAULTS, "cudnn_allow_tf32": False}, {}, ["bf16", "tf32"]),
+        ({"convolutions": 53, "matrices": 1}, DEFAULTS, {"compute_capability": 7.0}, ["fp16"]),  # no TF32
+        ({"convolutions": 53, "matrices": 1}, DEFAULTS, {"device": "xpu"}, ["bf16", "tf32"]),
+        # earlier observers recorded neither
+        ({}, DEFAULTS, {}, ["bf16", "tf32"]),
+        ({"convolutions": 53, "matrices": 1}, {"allow_tf32": False}, {}, ["bf16", "tf32"]),
+    ],
+    ids=str,
+)
+def test_arithmetic_that_no_tf32_covers_is_still_fp32(tmp_path, layers, switches, facts, values):
+    found = in_torchs_defaults(tmp_path, layers, switches, **facts)
+    assert found.title == "The GPU computes in fp32" and [fix.value for fix in found.fixes] == values
+    assert found.gain.expected is not None
 
 
 @pytest.mark.parametrize("name", ["FullyShardedDataParallel", "fully_shard"])
@@ -308,7 +348,11 @@ def test_without_a_dataloader_its_rules_say_that_none_was_seen(tmp_path):
     file.write_text("".join(json.dumps(event) + "\n" for event in [*kept, reported]))
     report = Diagnosis(read(str(tmp_path))).report
     unseen = {one.what for one in report.not_measured if one.reason == reported["why"]}
-    assert unseen == {"waiting for data", "pauses at the start of epochs", "time of the training process in no phase"}
+    assert unseen == {
+        "waiting for data",
+        "pauses at the start of epochs",
+        "time of the training process outside all phases",
+    }
 
 
 def test_a_run_whose_steps_were_not_observed_says_why(tmp_path):

@@ -93,7 +93,7 @@ def test_time_between_epochs_counts_from_a_tenth_of_all(seconds, share):
     if share is not None:
         assert found.share == pytest.approx(share, rel=0.01)
         assert found.gain.expected.value == pytest.approx(1 / (1 - share), rel=0.01)
-        assert found.evidence[1] == "in all other steps waiting for data takes 1 %"
+        assert found.evidence[1] == "in all other steps, waiting for data takes 1 %"
 
 
 @pytest.mark.parametrize(("seconds", "share"), [(6.0, None), (7.5, 22.5 / 212.5), (40.0, 120 / 310)])
@@ -198,7 +198,7 @@ def test_a_slow_start_is_told_what_of_it_the_run_does(settings, first):
 def test_a_slow_start_names_the_part_that_takes_most_of_it():
     parts = {"imports": 20.0, "images": 150.0, "models": 25.0, "memory": 0.01, "first_step": 5.0}
     found = pauses.start(Evidence(planted(facts={"seconds_to_first_step": 200.0, "parts_to_first_step": parts})))
-    assert found.cause == "150 s of it pass with listing the images"
+    assert found.cause == "150 s of it go to listing the images"
     assert found.evidence[-1] == "until the first step: images 150.0 s, models 25.0 s, imports 20.0 s, first step 5.0 s"
     assert start(200.0).cause.startswith("before the first step, data are copied or listed")
 

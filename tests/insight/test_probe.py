@@ -64,7 +64,7 @@ def measured(data, tmp_path, monkeypatch):
     torch.set_num_threads(1)  # several wait for each other where the machine is busy, longer than what is planted here
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(probe_module, "process_started", time.time)
-    monkeypatch.setattr(probe_module, "cores_per_process", lambda environ: (2.0, "two"))
+    monkeypatch.setattr(probe_module, "cores_per_process", lambda world, environ: (2.0, "two"))
     monkeypatch.setenv("SM_CURRENT_HOST", "algo-1")
     monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path))
     (tmp_path / "checkpoints").mkdir()
@@ -262,18 +262,32 @@ def test_a_run_whose_data_are_elsewhere_says_how_to_tell_where_they_are(quick, d
     assert made.backend == "process" and not made.errors and made.replay_of == run.name
 
 
-@pytest.mark.parametrize("declares", [False, True])
-def test_a_script_of_the_users_own_is_told_what_it_lacks(tmp_path, declares):
+ARGUMENTS = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--depth', type=int)\n"
+
+
+@pytest.mark.parametrize(
+    "main",
+    [
+        "print('trained')\n",
+        "from own_settings import Own\ndef main(settings: Own):\n    pass\n",
+        f"{ARGUMENTS}parser.parse_args()\n",
+        f"{ARGUMENTS}parser.parse_known_args()\n",
+    ],
+)
+def test_a_script_of_the_users_own_is_told_what_it_lacks(tmp_path, main):
     source = tmp_path / "source"
     source.mkdir()
     (source / "own_settings.py").write_text(
         "from dataclasses import dataclass\n@dataclass\nclass Own:\n    depth: int = 1\n"
     )
-    main = "from own_settings import Own\ndef main(settings: Own):\n    pass\n" if declares else "print('trained')\n"
     (source / "own.py").write_text(main)
     run = recorded({"name": "own", "script": "own.py", "source": str(source)})
-    with pytest.raises(UserError, match="own.py of own-(.|\n)*has no setting probe_seconds(.|\n)*train_classifier.py"):
+    with pytest.raises(
+        UserError, match="own.py of own-(.|\n)*has no setting probe_seconds(.|\n)*train_classifier.py"
+    ) as raised:
         run.diagnose(probe=True)
+    [issue] = raised.value.issues
+    assert issue.key == "--probe" and issue.fix.endswith("See docs/your-own-script.md#probes")
 
 
 def test_what_cannot_be_probed_is_reported_before_anything_starts(quick, tmp_path):

@@ -182,7 +182,7 @@ def test_a_gpu_below_five_percent_has_no_process(least, cause):
     [
         ({"distribution": "none"}, "distribution=torchrun (now none): one process per GPU"),
         ({}, "torchrun --nproc-per-node=GPUS: one process per GPU"),
-        ({"distribution": "torchrun"}, "look at algo-1 gpu1: its process, clock, temperature and links"),
+        ({"distribution": "torchrun"}, "check algo-1 gpu1: its process, clock, temperature and links"),
     ],
     ids=str,
 )
@@ -253,4 +253,4 @@ def test_smddp_is_not_advised_to_a_run_on_it():
 def test_a_process_for_each_gpu_is_not_advised_where_there_is_one():
     """As where a script leaves all of them on the first GPU: which is looked at."""
     found = finding("uneven_gpus", phases=None, ranks=1, gpus=[95.0, 0.0], facts={"distribution": "torchrun"})
-    assert str(found.fixes[0]).startswith("look at algo-1 gpu1")
+    assert str(found.fixes[0]).startswith("check algo-1 gpu1")

@@ -125,6 +125,18 @@ def test_as_many_workers_as_there_are_cores(usable, workers):
     assert "num_workers" not in reported(loader(), fix=fix, planted={"system": False}), "nobody knows the cores"
 
 
+def test_the_workers_of_two_loaders_a_step_count_together():
+    """A watched command's setting would give each of them that many."""
+    both = (
+        loader(num_workers=1),
+        part("loader", 43, "DataLoader(unlabelled)", role="training", batch_size=448, num_workers=3),
+    )
+    assert Script(parts=both).settings()["num_workers"] == 4
+    assert Script(parts=(*both, loader(num_workers=1))).settings()["num_workers"] == 4, "made anew for each epoch"
+    said = reported(*both, fix=kit("num_workers", 8, now=4))
+    assert said == "8 data workers in all (now 4), of the DataLoaders at train.py:42 and train.py:43"
+
+
 def test_two_loaders_a_step_make_no_parts_of_a_batch():
     """As FixMatch's do, of labelled and of unlabelled images."""
     fix = kit("global_batch_size", 2048, now=512)
@@ -341,7 +353,7 @@ def test_a_line_is_named_where_it_takes_a_third_of_what_the_finding_does():
     assert reported(kind="gpu_starved", lines=(heavy, light)).startswith("`work()` at train.py:66 takes 11 %")
     assert reported(kind="gpu_starved", lines=(light,)) == NOTHING
     assert "move it out of the step" in reported(kind="gpu_starved", lines=(heavy,))
-    assert "see whether these steps wait there" in reported(kind="step_outliers", lines=(heavy,))
+    assert "check whether the slow steps wait there" in reported(kind="step_outliers", lines=(heavy,))
     assert "train.py:67" in reported(kind="slow_rank", lines=(heavy,), other_ranks={1: (line(67, 0.2),)})
 
 

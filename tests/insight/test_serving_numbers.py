@@ -20,7 +20,7 @@ def test_what_servers_did_is_said_in_threads_images_and_bytes():
     # 256 images of 150 kB in 1.246 s, of which servers make nine tenths
     assert finding.evidence[2:5] == (
         "servers: 8 threads of 2 serving hosts, busy 88 % of the time",
-        "184.9 images/s received, each 38 ms of a server's thread; 27.7 MB/s",
+        "184.9 images/s received, each takes 38 ms of a server's thread; 27.7 MB/s",
         "the receiving thread of a training process is busy 10 % of the time",
     )
 
@@ -36,8 +36,8 @@ def test_failures_are_reported_where_there_were_some(failures):
 @pytest.mark.parametrize(
     ("known", "hosts", "each", "cores"),
     [
-        ({}, "hosts with 40 cores in all that serve", "", 40),
-        ({"serving_hosts": ["algo-2", "algo-3"]}, "10 hosts that serve instead of 2", ", and a host has 4", 20),
+        ({}, "serving hosts with 40 cores in all", "", 40),
+        ({"serving_hosts": ["algo-2", "algo-3"]}, "10 serving hosts instead of 2", ", and a host has 4", 20),
         (None, 10, ", and a host has 4", 20),
     ],
     ids=["nothing", "names", "groups"],
@@ -46,15 +46,15 @@ def test_exactly_the_threads_that_are_needed_are_asked_for(known, hosts, each, c
     """Of 1,041 images/s, which steps take that wait for none, each takes 38.4375 ms of a thread: 40 threads, on hosts that have 4."""
     measured = planted(1.0, hosts=2, milliseconds=38.4375, alone=alone)
     more, larger, *_ = found("too_few_servers", measured if known is None else without_groups(measured, **known)).fixes
-    need = "steps that wait for nothing take 1041 images/s; at 38.4 ms of a thread each these need 40.0 threads"
+    need = "steps that never wait take 1041 images/s; at 38.4 ms of a thread each, these need 40.0 threads"
     assert (more.value, more.why) == (hosts, need + each)
-    assert larger.value == f"an instance type with {cores} cores, for no more serving hosts than now"
+    assert larger.value == f"an instance type with {cores} cores, for the same number of serving hosts"
 
 
 def test_servers_that_would_do_and_that_steps_wait_for_get_one_core_more():
     few = without_groups(planted(0.0285, hosts=4, threads=64, milliseconds=60.0))  # 62.4 threads
     finding = found("too_few_servers", few)
-    assert finding.fixes[0].value == "hosts with 65 cores in all that serve"
+    assert finding.fixes[0].value == "serving hosts with 65 cores in all"
     assert "servers: 64 threads, busy 87 % of the time" in finding.evidence
 
 
@@ -80,12 +80,12 @@ def network_bound(**more: object) -> Measurements:
 def test_what_travels_is_shared_by_the_hosts_at_both_ends():
     finding = found("servers_network_bound", network_bound())
     assert finding.fixes[0].value == (
-        "instance types with more network bandwidth: 0.999 Gbit/s for each training host, 0.5 Gbit/s for each serving host, steadily"
+        "instance types with more network bandwidth: 0.999 Gbit/s for each training host, 0.5 Gbit/s for each serving host, sustained"
     )
-    assert finding.fixes[0].why == "steps that wait for nothing take 125 MB/s a training host"
-    assert finding.fixes[1].value == "fewer pixels an image: 150 kB travel for each"
+    assert finding.fixes[0].why == "steps that never wait take 125 MB/s a training host"
+    assert finding.fixes[1].value == "fewer pixels an image: each takes 150 kB on the network"
     # parts take the time of 0.66 threads, and 4.8 of them travel
-    assert finding.evidence[-2] == "of the time from asking for images to having them, making takes 12 %"
+    assert finding.evidence[-2] == "making the images takes 12 % of the time from request to receipt"
     assert finding.evidence[-1].startswith("a training host receives 24.7 MB/s of images, 2")
 
 

@@ -96,8 +96,8 @@ def test_the_largest_serving_group_grows_and_the_others_stay():
 def test_where_the_groups_are_not_known_the_number_is_said_in_words():
     measured = planted(1.0, hosts=2, milliseconds=37.0)
     for facts, said in (
-        ({"serving_hosts": ["algo-2", "algo-3"]}, "10 hosts that serve instead of 2"),
-        ({}, "hosts with 39 cores in all that serve"),
+        ({"serving_hosts": ["algo-2", "algo-3"]}, "10 serving hosts instead of 2"),
+        ({}, "serving hosts with 39 cores in all"),
     ):
         fix = found("too_few_servers", without_groups(measured, **facts)).fixes[0]
         assert fix.setting is None and fix.value == said
@@ -119,7 +119,7 @@ def test_the_bandwidth_to_take_is_what_the_steps_take_when_they_wait_for_nothing
     assert "156 MB/s" in finding.fixes[0].why and "a training host receives 30.8 MB/s of images" in str(
         finding.evidence
     )
-    assert "making takes 2 %" in str(finding.evidence)
+    assert "making the images takes 2 %" in str(finding.evidence)
     assert finding.gain.expected.value == pytest.approx(1.246 / 0.246, rel=0.03)
 
 
@@ -184,7 +184,7 @@ def test_a_teacher_that_fills_the_servers_wants_gpus_and_not_cheaper_images():
     measured = planted(0.06, teacher=0.8)
     served_teacher = {**measured.settings, "teacher_servers": {"top_k": 10}}
     one = found("too_few_servers", dataclasses.replace(measured, settings=served_teacher))
-    assert one.cause.startswith("the teacher fills") and len(one.fixes) == 2
+    assert one.cause.startswith("the teacher occupies") and len(one.fixes) == 2
     assert "serving hosts with GPUs" in one.fixes[1].value
     assert "the teacher takes 80 % of the time that servers' threads are busy" in one.evidence
 
@@ -264,13 +264,13 @@ def test_a_run_whose_servers_failed_says_so_in_every_form(tmp_path):
         for text in (str(shown), shown._repr_html_()):
             flat = " ".join(text.split())
             assert "38,400 images came from other hosts (8 threads)" in flat
-            assert "12,800 were made by the training processes" in flat and "servers failed 3 times" in flat
+            assert "the training processes made 12,800 themselves" in flat and "servers failed 3 times" in flat
             assert "2 parts of batches were late" in flat
         reported = json.loads(json.dumps(shown.to_dict()))["servers"]
         assert (reported["images"], reported["alone"], reported["failures"], reported["late"]) == (38400, 12800, 3, 2)
         assert reported["usual"]["threads"] == 8
     quiet = Diagnosis(planted(0.004))
-    assert "failed" not in str(quiet) and "made by the training" not in str(quiet)
+    assert "failed" not in str(quiet) and "processes made" not in str(quiet)
     assert (
         happened(Evidence(plant(phases=GPU))) is None
         and "servers" not in str(Diagnosis(plant(phases=GPU, gpu=95)))[:200]

@@ -14,6 +14,7 @@ from launcher.insight.evidence import Evidence
 from launcher.insight.findings import percent
 from launcher.insight.host_evidence import FEW_SAMPLES
 from launcher.insight.measurements import Measurements, Series, Steps
+from launcher.insight.rules.storage import disks_are_waited_for
 from launcher.insight.rules.workers import kept_from_core
 from tests.insight.planted import BEGAN, plant
 
@@ -308,6 +309,19 @@ def test_a_host_whose_record_did_not_come_back_has_its_share_of_the_ranks():
     one = dataclasses.replace(both, hosts={"algo-1": both.hosts["algo-1"]})
     assert Evidence(both).ranks_each == Evidence(one).ranks_each == 1
     assert neighbours(Evidence(one)) == neighbours(Evidence(both))
+
+
+def test_a_node_that_is_watched_by_itself_has_its_own_ranks_and_not_the_worlds():
+    """torchrun --nnodes 2, watched on each node: 16 processes in all, eight of them here, whose workers use twelve cores for disks."""
+    eight = dict(phases=STEP, ranks=8, cores=96, io_wait=12, settings={"num_workers": 8}, worker_cpu_seconds=0.2)
+    node = Evidence(plant(**eight, facts={"hosts": 1, "world_size": 16}))
+    assert node.ranks_each == 8 and neighbours(node) == neighbours(Evidence(plant(**eight, facts={"hosts": 1})))
+    assert disks_are_waited_for(node), "an eighth of 64 readers"
+    assert Evidence(plant(**eight, facts={"hosts": 2, "world_size": 16})).ranks_each == 8, (
+        "of the other host nothing came"
+    )
+    untimed = Evidence(plant(phases=None, facts={"hosts": 2, "world_size": 16}))
+    assert untimed.ranks_each == 8
 
 
 def test_a_gpu_that_hardly_computed_is_judged_by_all_samples():

@@ -106,18 +106,18 @@ def test_every_form_of_the_report_has_it():
 
 
 def test_more_than_the_peak_is_said_to_be_a_mistake():
-    assert utilisation.said(Evidence(measured(1.2, gpu=70))) == (
-        "MFU 120 % (peak 312 TFLOP/s in bf16): more than there is, so the count of operations or the peak is wrong"
+    assert utilisation.sentence(Evidence(measured(1.2, gpu=70))) == (
+        "MFU 120 % (peak 312 TFLOP/s in bf16): more than the peak, so the count of operations or the peak is wrong"
     )
 
 
 def test_without_a_peak_the_reason_is_said_and_of_other_scripts_nothing():
     lacking = {"gflop_per_image": [27.5], "why_no_mfu": "no peak is known for this device (CPU)"}
-    said = utilisation.said(Evidence(measured(None, lacking)))
+    said = utilisation.sentence(Evidence(measured(None, lacking)))
     assert said == "the models' own arithmetic is 90 TFLOP/s a process; no MFU: no peak is known for this device (CPU)"
     silent = Evidence(plant(phases=PHASES))
     assert (
-        utilisation.said(silent) == ""
+        utilisation.sentence(silent) == ""
         and utilisation.to_dict(silent)["why_no_mfu"] == "the models' operations were not counted"
     )
 

@@ -17,7 +17,8 @@ import pytest
 
 import launcher
 from launcher.commands import live, main
-from tests.conftest import ROOT, SLEEPER, as_in_a_terminal, assert_nothing_left, wait_for_ready, wait_until
+from launcher.commands.exit_codes import INTERRUPTED, RUN_FAILED
+from tests.conftest import ROOT, SLEEPER, as_in_a_terminal, assert_nothing_left, exit_code, wait_for_ready, wait_until
 from tests.launcher.test_store import recorded
 
 LAUNCHER = [sys.executable, "-m", "launcher"]
@@ -204,6 +205,26 @@ def test_a_signal_without_a_terminal_stops_the_run(config, number):
     out, err = process.communicate(timeout=120)
     assert (process.returncode, run.state) == (130 if number == signal.SIGINT else 1, "Stopped"), err
     assert "Stopped" in out and "Traceback" not in err
+    assert_nothing_left(run)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_a_run_is_started_stops_it(script_job, as_typed, monkeypatch, number):
+    begin = subprocess.Popen
+
+    def begun(command, **options) -> subprocess.Popen:
+        process = begin(command, **options)
+        if "launcher.backends.supervisor" in command:
+            assert signal.getsignal(number) is not signal.SIG_DFL, f"{number.name} would end the launcher here"
+            signal.raise_signal(number)
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", begun)
+    plan = launcher.plan(script_job(SLEEPER))
+    assert exit_code(plan) == (INTERRUPTED if number == signal.SIGINT else RUN_FAILED)
+    run = launcher.attach(plan.name)
+    reason = "Ctrl-C" if number == signal.SIGINT else f"launcher run received {number.name}"
+    assert (run.state, run.outcome()["stop_reason"]) == ("Stopped", reason)
     assert_nothing_left(run)
 
 

@@ -1,5 +1,8 @@
 """Config files: YAML 1.2's scalars, duplicate keys, and every way in which a file cannot be read."""
 
+import shlex
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -75,6 +78,19 @@ def test_a_missing_file_names_the_ones_beside_it(tmp_path):
     (tmp_path / "right.yaml").write_text("a: 1")
     with pytest.raises(UserError, match=r"no such file, .*\n.*right\.yaml"):
         yaml_file.read(tmp_path / "wrong.yaml")
+
+
+def test_a_script_in_the_place_of_a_config_is_answered_with_the_commands_that_take_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("train.py", "my train.py"):
+        Path(name).write_text("import os\nif os: print('a: b')\n")
+        with pytest.raises(UserError) as error:
+            yaml_file.read(name)
+        [issue] = error.value.issues
+        quoted = shlex.quote(name)
+        assert (issue.key, issue.found) == (name, "a Python script, not a config")
+        assert f"launcher init --script {quoted} writes" in issue.fix
+        assert f"launcher watch -- python {quoted} runs" in issue.fix
 
 
 def test_a_folder_and_a_binary_file_are_refused(tmp_path):

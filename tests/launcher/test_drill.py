@@ -59,7 +59,7 @@ def said() -> list[str]:
 
 @pytest.mark.slow
 def test_a_script_that_resumes_exactly_passes_kills_of_every_kind(script_job, said):
-    found = drill(script_job(COUNTS), kills=4, seed=3, say=said.append)
+    found = drill(script_job(COUNTS), kills=4, seed=3, log=said.append)
     assert found.difference == "", found
     assert {kill.how for kill in found.kills} == {WORKERS, STOP, HOST, MACHINE}
     assert [kill.resumed_from % 5 for kill in found.kills if kill.how != STOP] == [0] * 3
@@ -97,7 +97,7 @@ def test_a_script_that_resumes_almost_exactly_is_found_out_at_its_first_wrong_st
 
 @pytest.mark.slow
 def test_on_another_number_of_hosts_values_may_differ_by_rounding(script_job, said):
-    found = drill(script_job(COUNTS), kills=1, hosts_after=2, seed=0, say=said.append)
+    found = drill(script_job(COUNTS), kills=1, hosts_after=2, seed=0, log=said.append)
     hosts = [len(run.hosts) for run in found.runs]
     assert found.difference == "" and hosts == [1 + number % 2 for number in range(len(hosts))] and len(hosts) > 1
     assert 0 < found.furthest < 1e-5 and "to within 1e-06 of each metric's largest value" in str(found)
@@ -256,21 +256,21 @@ def test_goodput_by_hand(script_job):
 
 def test_a_job_with_nothing_to_compare_is_refused(script_job, said):
     with pytest.raises(launcher.UserError, match="reported no metric"):
-        drill(script_job("print('done')"), say=said.append)
+        drill(script_job("print('done')"), log=said.append)
     with pytest.raises(launcher.UserError, match="--kills: 0"):
         drill(script_job("print('done')"), kills=0)
     with pytest.raises(launcher.UserError, match="global_batch_size: 3 images do not divide evenly among 2 processes"):
-        drill(script_job("x = 1", hyperparameters={"global_batch_size": 3}), hosts_after=2, say=pytest.fail)
+        drill(script_job("x = 1", hyperparameters={"global_batch_size": 3}), hosts_after=2, log=pytest.fail)
     gpus, cpus = ({"name": name, "instance_type": "ml.c5.large", "instance_count": 1} for name in ("gpus", "cpus"))
     several = {"instance_groups": [cpus, gpus]}
     odd = {"distribution": "torchrun", "hyperparameters": {"global_batch_size": 3}}
     with pytest.raises(launcher.UserError, match="3 images do not divide evenly among 2 processes"):
         drill(
-            script_job("x = 1", compute={**several, "training_groups": ["gpus"]}, **odd), hosts_after=2, say=pytest.fail
+            script_job("x = 1", compute={**several, "training_groups": ["gpus"]}, **odd), hosts_after=2, log=pytest.fail
         )
     with pytest.raises(launcher.UserError, match="--hosts-after: 2, but the groups cpus, gpus all train"):
-        drill(script_job("x = 1", compute=several), hosts_after=2, say=pytest.fail)
-    failed = drill(script_job("raise ValueError('no')"), say=said.append)
+        drill(script_job("x = 1", compute=several), hosts_after=2, log=pytest.fail)
+    failed = drill(script_job("raise ValueError('no')"), log=said.append)
     assert failed.difference.endswith("without a kill") and "is Failed" in failed.difference
     _Series([], failed, {}, 0, said.append).judge(failed.undisturbed, {}, None)
     assert failed.difference.endswith(", not Completed"), "as one that cannot go on from a checkpoint"
@@ -279,7 +279,7 @@ def test_a_job_with_nothing_to_compare_is_refused(script_job, said):
 def test_a_job_that_is_over_at_once_cannot_be_killed(script_job, said, monkeypatch):
     monkeypatch.setattr("launcher.runner.drill.TRIES", 1)
     with pytest.raises(launcher.UserError, match="its 2 steps ended before it could be killed"):
-        drill(script_job("print('epoch 1/1 step 1/2 loss 1.0\\nepoch 1/1 step 2/2 loss 1.0')"), say=said.append)
+        drill(script_job("print('epoch 1/1 step 1/2 loss 1.0\\nepoch 1/1 step 2/2 loss 1.0')"), log=said.append)
 
 
 def test_servers_can_be_killed_only_where_there_are_some(script_job):
@@ -308,7 +308,7 @@ def test_a_run_whose_servers_are_killed_goes_on_and_is_the_same(tmp_path, said):
             "augmentation_load": 10, "epochs": 2, "evaluate_every": 2, "worker_type": "remote",
         },
     })  # fmt: skip
-    found = drill(job, kills=2, servers=True, seed=1, say=said.append)
+    found = drill(job, kills=2, servers=True, seed=1, log=said.append)
     assert found.difference == "" and found.steps == 42, found
     assert len(curve(found.undisturbed)) == 42, "every step is compared, whatever the job logs"
     assert [kill.how for kill in found.kills] == [SERVER] * 2 and all(kill.seconds > 0 for kill in found.kills)
@@ -343,7 +343,7 @@ def test_the_kits_classifier_resumes_bit_for_bit(tmp_path, said, workers):
             "ema_decay": 0.9, "epochs": 2, "checkpoint_every": 4, "log_every": 10, **workers,
         },
     })  # fmt: skip
-    found = drill(job, kills=2, seed=4, say=said.append)
+    found = drill(job, kills=2, seed=4, log=said.append)
     assert found.difference == "" and found.steps == 42, found
     assert len(curve(found.undisturbed)) == 42, "every step is compared, whatever the job logs"
     assert [kill.how for kill in found.kills] == [WORKERS, STOP] and found.kills[1].resumed_from > 0

@@ -82,7 +82,7 @@ FROM_THE_LOG = [
     ("/data/imagenet does not exist", "inputs.<channel>", "FileNotFoundError: [Errno 2] No such file or directory: '/data/imagenet'"),
     ("may not write (or read) /results", "SM_MODEL_DIR", "PermissionError: [Errno 13] Permission denied: '/results'"),
     ("may not write (or read) /opt/ml/input/data/train/cache", "SM_MODEL_DIR", "OSError: [Errno 30] Read-only file system: '/opt/ml/input/data/train/cache'"),
-    ("storage did not give algo-3 /opt/ml/input/data/train/a b/1.jpg for 48 s: Input/output error (EIO)", "launcher resume", "training.data.storage.StorageError: storage fails on algo-3: /opt/ml/input/data/train/a b/1.jpg: Input/output error (EIO), in 8 tries over 48 s. No image is taken for broken."),
+    ("storage did not give algo-3 /opt/ml/input/data/train/a b/1.jpg for 48 s: Input/output error (EIO)", "launcher resume", "training.data.storage.StorageError: storage fails on algo-3: /opt/ml/input/data/train/a b/1.jpg: Input/output error (EIO), in 8 tries over 48 s. No image is counted as broken."),
     ("storage did not give /opt/ml/input/data/train/1.npy: Stale file handle", "inputs.<channel>.mode", "OSError: [Errno 116] Stale file handle: '/opt/ml/input/data/train/1.npy'"),
     ("asks for a GPU", "compute.instance_type", "AssertionError: Torch not compiled with CUDA enabled"),
     ("asks for a GPU", "compute.instance_type", "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU"),

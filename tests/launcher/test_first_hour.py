@@ -77,6 +77,7 @@ def images(folder: Path, split: bool = True) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_wheel_runs_its_built_in_configs_by_name_in_an_empty_folder(typed):
     refused = typed("run", "quickstart")
     assert refused.returncode == 2 and "launcher run quickstart_teacher" in refused.stderr
@@ -317,6 +318,17 @@ def test_init_refuses_what_it_cannot_start_from_and_writes_nothing(typed, words,
     assert not list(typed.here.rglob("*.yaml")) and not list(typed.here.rglob("*.schema.json"))
 
 
+def test_init_never_offers_to_overwrite_a_script(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(SCRIPT)
+    for words in (["train.py"], ["train.py", "--force"]):
+        assert main.main(["init", *words]) == 2
+        reported = capsys.readouterr().err
+        assert "fix:   launcher init --script train.py\n" in reported and "--force" not in reported
+    assert Path("train.py").read_text() == SCRIPT
+    assert main.main(["init", "--script", "train.py"]) == 0
+
+
 @pytest.mark.parametrize("given", ["data", ".", "link", "my pics"])
 def test_init_suggests_a_target_that_prepare_takes(tmp_path, monkeypatch, given):
     here = tmp_path / "here"
@@ -340,6 +352,18 @@ def test_init_names_the_scripts_and_folders_among_which_to_choose(typed):
     for name in ("a", "b"):
         images(typed.here / name, split=False)
     assert "train.py; 2 folders of images are: a, b\n" in typed("init").stderr
+
+
+def test_init_suggests_a_folder_of_images_that_it_takes_or_how_to_split_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("imgs", "more"):
+        images(Path(name), split=False)
+    fix = starter.nothing_found(Path(".")).fix
+    assert fix.startswith(
+        "none has held-out images; choose one: launcher prepare imgs data/imgs-split, which holds out"
+    )
+    images(Path("pets"))
+    assert starter.nothing_found(Path(".")).fix == "choose one: launcher init --images pets"
 
 
 def test_the_commands_that_init_suggests_can_be_pasted(typed):

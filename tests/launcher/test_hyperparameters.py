@@ -93,7 +93,12 @@ def test_a_script_that_is_not_utf_8_is_a_mistake_not_a_crash(user_source):
 def test_a_script_without_settings_passes_through_and_says_so(user_source):
     (user_source / "script.py").write_text("print(1)\n")
     [issue] = check(user_source, {"anything": 1})
-    assert issue.level == "not checked"
+    assert issue.level == "not checked" and issue.fix.endswith("see docs/your-own-script.md")
+
+
+def test_a_script_without_settings_in_a_job_without_hyperparameters_leaves_nothing_unchecked(user_source):
+    (user_source / "script.py").write_text("print(1)\n")
+    assert check(user_source, {}) == []
 
 
 def test_a_script_that_is_not_python_is_refused_with_its_line(user_source):
@@ -114,7 +119,7 @@ def test_a_script_that_is_not_python_is_refused_with_its_line(user_source):
         ({"max_grad_norm": "none"}, "a number or null"),
         ({"student_options": [1]}, "valid: a mapping"),
         ({"hard_label_weight": 1.2}, "from 0 to 1"),
-        ({"teacher_options": {"depth": 1}}, "empty where `teacher` names no model"),
+        ({"teacher_options": {"depth": 1}}, "empty unless `teacher` names one model"),
         ({"x" * 257: 1}, "a name of 257 characters"),
         ({"teacher": "x" * 2500}, "2502 characters as JSON"),
         ({"teacher": "a\0b"}, "a NUL character"),

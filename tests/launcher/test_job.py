@@ -43,6 +43,9 @@ def test_a_job_is_frozen(tmp_path):
         ("distribution: 3", ["smddp, torchrun or none"]),
         ("distribution: ddp", ["did you mean torchrun?"]),
         ("image: {framework_version: 2.10, python: py312}", ['framework_version: "2.1", or "2.10" if that is meant']),
+        ("image: {framework_version: 2.8.0, python: 3.10}", ["write python: py310"]),
+        ("image: {framework_version: 2.8.0, python: 3.12}", ["write python: py312"]),
+        ("image: {framework_version: 2.8.0, python: '3.9'}", ["write python: py39"]),
         ("output: s3://b/c", ["valid: an s3:// address; a bucket's name has 3 to 63 characters"]),
         (
             "profiling: {rules: {A: 3}}",
@@ -108,6 +111,12 @@ def test_a_mistake_names_the_key_what_is_valid_and_the_fix(tmp_path, line, expec
         ("compute.spot='yes'", "write spot: true or spot: false"),
         ("network=[a]", "write under network: subnets or security_groups or isolation or encrypt_traffic"),
         ("tags={a: 1}", "valid: text"),
+        (
+            "image.framework_version=2.1",
+            """quote it: image.framework_version='"2.1"', or '"2.10"' if that is meant""",
+        ),
+        ("image.python=3.10", "fix:   write image.python=py310"),
+        ("environment.DEBUG=1", """fix:   quote it: environment.DEBUG='"1"'"""),
         ("image={python: py310}", "python without framework_version\n    fix:   add framework_version"),
     ],
 )

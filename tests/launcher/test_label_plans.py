@@ -66,7 +66,7 @@ def test_a_plan_names_all_that_does_not_go_with_a_complete_bank(tmp_path):
     assert {f"hyperparameters.{name}" for name in names} <= found.keys()
     accuracy = found["hyperparameters.min_teacher_accuracy"]
     assert (accuracy.found, accuracy.fix) == ("0.9", "correct min_teacher_accuracy")
-    assert accuracy.valid == "0 with teacher_cache.complete: the label bank is all there is of the teacher"
+    assert accuracy.valid == "0 with teacher_cache.complete: the label bank replaces the teacher"
 
 
 @pytest.mark.parametrize("changes", [{"script": "train_classifier.py"}, {"source": "mine"}])
@@ -103,7 +103,7 @@ def test_a_segmenters_job_is_labelled_by_a_script_of_its_own():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"hard_label_weight": 1.0}, "null where there is no teacher"),
+        ({"hard_label_weight": 1.0}, "null if there is no teacher"),
         ({"teacher_cache": None}, "it names the label bank"),
         ({"teacher_cache": {"views": 2, "precision": "fp16"}}, "one of int8, int4"),
         ({"teacher_cache": {"views": 2, "top_k": None}}, "a whole number"),

@@ -34,7 +34,7 @@ def test_what_is_wrong_comes_first_in_a_line_each_and_last_in_full(script_job):
     inputs = {f"c{number}": {"folder": f"nowhere-{number}"} for number in range(6)}
     plan = launcher.plan(script_job("x = 1", inputs=inputs, environment={"HF_TOKEN": "hf_hunter2"}))
     lines = lines_of(plan)
-    assert lines[0] == f"plan {plan.name}: 6 errors, 1 warning, 1 not checked"
+    assert lines[0] == f"plan {plan.name}: 6 errors, 1 warning"
     assert all(line.startswith(f"  error       inputs.c{number}: ") for number, line in enumerate(lines[1:5]))
     assert lines[5] == "  error       and 2 more, below" and lines[6].startswith("  warning     environment.HF_TOKEN: ")
     assert max(map(len, lines[:7])) <= 110

@@ -162,6 +162,15 @@ def test_what_is_wrong_with_a_job_is_found_before_it_starts(script_job, values, 
     assert expected in issues(launcher.from_values({**job.model_dump(exclude_none=True), **values}))
 
 
+def test_several_processes_without_a_group_are_told_to_wrap_the_model_in_a_script_of_ones_own_only(script_job):
+    compute = {"instance_count": 2}
+    kit = launcher.from_values({"name": "kit", "script": "train_classifier.py", "compute": compute})
+    for job, wraps in ((script_job("def main(): ...", compute=compute), True), (kit, False)):
+        [issue] = [one for one in launcher.plan(job).issues if one.key == "distribution"]
+        assert issue.fix.startswith("write distribution: torchrun")
+        assert ("torchrun and wrap the model in DistributedDataParallel, unless" in issue.fix) == wraps
+
+
 def test_a_misspelt_script_lists_those_that_a_config_names():
     [found] = [
         issue
@@ -170,6 +179,22 @@ def test_a_misspelt_script_lists_those_that_a_config_names():
     ]
     assert found.valid == "train_classifier.py, train_kd.py, train_segmentation.py"
     assert found.fix == "did you mean train_classifier.py?"
+
+
+@pytest.mark.parametrize(
+    ("script", "fix"),
+    [
+        ("src/train.py", "write source: src and script: train.py"),
+        ("train.py", "write source: . and script: train.py"),
+        ("src/gone.py", "name a script in that folder, or set source to your own folder"),
+    ],
+)
+def test_a_script_of_ones_own_without_its_source_is_answered_with_both(tmp_path, monkeypatch, script, fix):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "src/train.py", "train.py")
+    [found] = launcher.plan(launcher.from_values({"name": "a", "script": script})).errors
+    assert (found.key, found.fix) == ("script", fix)
+    assert ("is in the current folder" in found.found) == Path(script).is_file()
 
 
 @pytest.mark.parametrize("on", BACKENDS)

@@ -153,7 +153,7 @@ def test_postscript_under_an_images_name_is_left_out_and_not_run(tmp_path, monke
     (tmp_path / "bin/gs").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr("PIL.EpsImagePlugin.gs_binary", None)
-    assert "a/3.jpg: cannot be read as an image: it is no JPEG" in prepare(
+    assert "a/3.jpg: cannot be read as an image: it is not a JPEG" in prepare(
         str(tmp_path / "in"), tmp_path / "out", size=8
     )
     assert not (tmp_path / "ran").exists() and len(tree(tmp_path / "out")) == 4

@@ -15,6 +15,7 @@ import pytest
 import launcher
 from launcher.commands import main
 from launcher.record.records import RunFolder
+from launcher.study.trial_table import held
 from tests.conftest import ROOT, SLEEPER, wait_for_ready, wait_until
 from tests.launcher.test_store import recorded
 
@@ -134,6 +135,50 @@ def test_what_is_read_in_a_store_behind_a_link_is_known_by_either_path(store, tm
     run.remote.write_text(json.dumps({"TrainingJobStatus": "InProgress"}))
     assert main.main(["rm", earlier.name, "--yes"]) == 2
     assert f"{run.name}, which is under way, uses {earlier.name}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["store/studies", "a'; echo", "ünï-码"])
+def test_trials_stay_while_their_table_is_in_use_and_then_it_is_named(tmp_path, capsys, place):
+    """A later `launcher tune` reads their runs; the table lies where `--table` said."""
+    trial, other = days_ago(40, state="Stopped"), days_ago(41, "other")
+    table = tmp_path / place / "job-tune-process.csv"
+    with held(table):
+        table.write_text(f'changes,repeat,run\n"{{""num_workers"": 4}}",1,{trial.name}\n{{}},1,\n')
+        assert main.main(["rm", trial.name, "--yes"]) == 2
+        assert f"{trial.name} is a trial in {table}, which a study or a tuning is using" in capsys.readouterr().err
+        assert main.main(["prune", "--older-than", "30d", "--yes"]) == 0
+        out = capsys.readouterr().out
+        assert "these stay: 1 in use" in out and "trial in" not in out and left() == {trial.name}
+    named = f"1 of these runs is a trial in {table}: launcher tune reads its trials' runs again"
+    for words in (["rm", trial.name], ["prune", "--older-than", "30d"]):
+        assert main.main(words) == 2 and named in capsys.readouterr().out and left() == {trial.name}
+    assert main.main(["prune", "--older-than", "30d", "--yes"]) == 0
+    assert named in capsys.readouterr().out and left() == set() and not other.path.exists()
+
+
+def test_a_table_of_the_store_is_named_once_by_whatever_path_it_was_used(store, tmp_path, capsys):
+    run, link = days_ago(40), tmp_path / "link"
+    link.symlink_to(store)
+    for place in (store, link):
+        with held(place / "studies/table.csv"):
+            (place / "studies/table.csv").write_text(f"run\n{run.name}\n")
+    assert main.main(["rm", run.name, "--yes"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("is a trial in") == 1 and f"trial in {store}/studies/table.csv" in out
+
+
+@pytest.mark.parametrize("content", [b"", b"\0\xff\n\0", b"a,b\n1,2,3\n", b"run\n" + b"x" * 200_000, None])
+def test_a_file_that_is_no_table_keeps_no_run(store, capsys, content):
+    run = days_ago(40)
+    (store / "studies").mkdir()
+    if content is None:
+        (store / "studies/of-trials.csv").mkdir()
+        (store / "studies/gone.csv").symlink_to("nowhere")
+        (store / "studies/.elsewhere-0123456789abcdef").write_text("/nowhere/table.csv")
+    else:
+        (store / "studies/of-trials.csv").write_bytes(content)
+    assert main.main(["rm", run.name, "--yes"]) == 0
+    assert "trial in" not in capsys.readouterr().out and left() == set()
 
 
 def test_a_run_that_sagemaker_has_not_ended_stays(capsys):

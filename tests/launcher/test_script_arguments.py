@@ -98,7 +98,6 @@ def test_all_mistakes_come_at_once(tmp_path):
     ("code", "values"),
     [
         (PLAIN, {"lr": "1e-3", "epochs": 4, "model": "large", "sizes": 3, "out": "None", "seed": 7 - 5, "j": 2}),
-        (PLAIN, {"learning": -0.5}),
         (PLAIN, {**GOOD, "sizes": -3}),
         (TOLERANT, {**GOOD, "anything": "x", "amp": True}),
         ("p = argparse.ArgumentParser()\np.add_argument('data', nargs='*')\np.add_argument('--amp', action='store_true')\n"
@@ -177,6 +176,36 @@ def test_what_the_parser_takes_is_not_refused(tmp_path, code, values):
 def test_where_the_tree_leaves_something_open_nothing_is_judged(tmp_path, code, why):
     [issue] = check(tmp_path, code, {"zzz": 1})
     assert issue.level == "not checked" and why in issue.found
+
+
+@pytest.mark.parametrize(
+    ("code", "values", "key", "meant"),
+    [
+        (PLAIN, {"learning": -0.5}, "learning", "learning-rate"),
+        (PLAIN, {**GOOD, "epochs": 1, "epoch": 3}, "epoch", "epochs"),
+        (PLAIN, {**GOOD, "epoch": "x"}, "epoch", "epochs"),
+        (PLAIN, {**GOOD, "shuf": False}, "shuf", "shuffle"),
+        (TOLERANT, {**GOOD, "epoch": 3}, "epoch", "epochs"),
+    ],
+)
+def test_an_abbreviation_that_argparse_would_expand_is_refused(tmp_path, code, values, key, meant):
+    [issue] = check(tmp_path, code, values)
+    assert (issue.key, issue.level, issue.fix) == (f"hyperparameters.{key}", "error", f"did you mean {meant}?")
+    assert f"script.py has no argument --{key}, and argparse would take it for --{meant}" in issue.found
+
+
+def test_a_name_is_no_abbreviation_where_the_parser_expands_none(tmp_path):
+    strict = TOLERANT.replace('description="trains"', "allow_abbrev=False")
+    assert check(tmp_path, strict, {**GOOD, "epoch": 3}) == []
+    [issue] = check(tmp_path, strict.replace("parse_known_args", "parse_args"), {**GOOD, "epoch": 3})
+    assert issue.found == "script.py has no argument --epoch"
+
+
+def test_the_start_of_several_arguments_is_ambiguous_and_that_of_one_whole_name_is_that_name(tmp_path):
+    code = PLAIN.replace("group.add_argument", 'group.add_argument("--epochs-warm")\ngroup.add_argument', 1)
+    assert check(tmp_path, code, {**GOOD, "epochs": 3}) == []
+    [issue] = check(tmp_path, code, {**GOOD, "epoch": 3})
+    assert "ambiguous option: --epoch" in issue.found
 
 
 @pytest.mark.parametrize("code", ["x = " + "-" * 60_000 + "1\n", "x = " + "1 + " * 60_000 + "1\n"])

@@ -97,6 +97,30 @@ def test_a_failed_run_is_followed_by_its_log_and_how_to_go_on(script_job, capsys
     assert f"  next        launcher resume {run.name}\n" in capsys.readouterr().out
 
 
+def test_a_stopped_run_is_shown_with_the_reason_and_not_as_failed(capsys):
+    folder = recorded("job-20260101-000000-abcd", git={})
+    reason = "compute.max_hours (0.002 h) was reached"
+    outcome = {"state": "Stopped", "stop_reason": reason, "failed_host": "algo-1", "exit_code": -15}
+    folder.outcome.write_text(json.dumps({**outcome, "failure": "the script printed nothing (killed by SIGTERM)"}))
+    print_run(launcher.Run(folder))
+    text = capsys.readouterr().out
+    assert f"  state       Stopped ({reason})\n" in text and "failed" not in text and "SIGTERM" not in text
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("fatal: not a git repository (or any of the parent directories): .git", "none (not in a git repository)"),
+        ("git is not installed", "not known: git is not installed"),
+    ],
+)
+def test_a_run_without_a_commit_says_why(reason, said, capsys):
+    folder = recorded("job-20260101-000000-abcd")
+    folder.git.write_text(json.dumps({"commit": None, "reason": reason}))
+    print_run(launcher.Run(folder))
+    assert f"  commit      {said}\n" in capsys.readouterr().out
+
+
 def test_an_epoch_of_a_resumed_run_costs_its_share_of_that_runs_own_epochs(capsys):
     folder = recorded("spot-20260101-000000-abcd", price={"text": "at most $9.00"}, git={})
     folder.outcome.write_text(json.dumps({"state": "Completed", "cost_usd": 3.0}))

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import shutil
 import subprocess
 import sys
@@ -161,6 +162,40 @@ def test_a_store_made_without_a_umask_is_closed_to_other_users_and_used(script_j
     assert run.folder.code in made and run.folder.host("algo-1") / "model" in made
     assert [path for path in made if path.lstat().st_mode & 0o002 and not path.is_symlink()] == []
     assert launcher.replay(run.name).replay_of == run.name
+
+
+@pytest.mark.parametrize("kind", ["a file", "a file above", "a broken link"])
+def test_a_file_in_the_place_of_the_store_is_named(script_job, store, monkeypatch, capsys, kind):
+    """Neither a run that has started already nor an empty store."""
+    planned = launcher.plan(script_job("print('ran')"))
+    if kind == "a broken link":
+        store.symlink_to(store.with_name("gone"))
+    else:
+        store.write_text("runs of mine\n")
+    if kind == "a file above":
+        monkeypatch.setenv("LAUNCHER_RUNS", str(store / "runs"))
+    named = f"LAUNCHER_RUNS: {store} is {kind.removesuffix(' above')}, and no folder for runs"
+    with pytest.raises(launcher.UserError, match=re.escape(named)) as refused:
+        launcher.run(planned)
+    assert refused.value.issues[0].fix.startswith("set LAUNCHER_RUNS to a folder")
+    for words in (
+        ["runs"],
+        ["runs", "--json"],
+        ["show", "job"],
+        ["rm", "job", "--yes"],
+        ["prune", "--older-than", "1d"],
+    ):
+        assert main.main(words) == 2, words
+        out, err = capsys.readouterr()
+        assert named in err and "no runs" not in out
+    assert not store.is_dir()
+
+
+def test_a_file_in_the_place_where_runs_are_made_is_no_run_that_has_started(script_job):
+    records.store().mkdir()
+    (records.store() / STARTING).touch()
+    with pytest.raises(FileExistsError):
+        launcher.run(launcher.plan(script_job("print('ran')")))
 
 
 def test_a_link_in_the_place_where_runs_are_made_is_not_followed(script_job, tmp_path):

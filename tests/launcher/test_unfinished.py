@@ -29,6 +29,7 @@ def config(tmp_path, script_job) -> str:
     return str(file)
 
 
+@pytest.mark.slow
 def test_the_same_command_again_names_the_run_and_resumes_it_when_told(config):
     assert typed("run", config).returncode == 1
     first = latest()

@@ -18,7 +18,7 @@ def test_a_script_of_ones_own_is_tuned_from_outside_its_container(docker_job, tm
     config = tmp_path / "job.yaml"
     config.write_text(json.dumps(docker_job(slow_reads(samples=640, seconds=0.02)).model_dump(exclude_none=True)))
     table = tmp_path / "trials.csv"
-    found = launcher.tune(config, on="docker", minutes=4, trials=16, table=table, say=lambda line: None)
+    found = launcher.tune(config, on="docker", minutes=4, trials=16, table=table, log=lambda line: None)
     assert found.changes["num_workers"] >= 2 and found.speedup > 1.3, str(found)
     assert all("bit for bit" in step.losses for step in found.steps if step.kept)
     runs = launcher.runs()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
@@ -101,6 +103,93 @@ def evaluating_one_batch() -> nn.Module:
         optimizer.zero_grad()
         lower(model, (torch.randn(4, 8), torch.randn(4, 1)))
         optimizer.step()
+    return model
+
+
+def one_ahead(batches):
+    """As accelerate has it: the pass has ended before its last batch is trained on."""
+    iterator = iter(batches)
+    following = next(iterator)
+    while following is not None:
+        batch, following = following, next(iterator, None)
+        yield batch
+
+
+def _with_time_between(epoch: Callable[[DataLoader], Iterable]) -> nn.Module:
+    """Two epochs, with half a second after each.
+
+    Args:
+        epoch: batches of one.
+    """
+    model, optimizer = parts()
+    batches = loader()
+    for _ in range(2):
+        for batch in epoch(batches):
+            optimizer.zero_grad()
+            lower(model, batch)
+            optimizer.step()
+        time.sleep(0.5)
+    return model
+
+
+@loop
+def reading_one_ahead() -> nn.Module:
+    return _with_time_between(one_ahead)
+
+
+@loop
+def reading_a_part() -> nn.Module:
+    """No batch is requested after an epoch's last."""
+    return _with_time_between(lambda batches: itertools.islice(batches, 4))
+
+
+@loop
+def reading_one_of_each_pass() -> nn.Module:
+    """Every step has a pass of its own, and ends with 20 ms of work."""
+    model, optimizer = parts()
+    batches = loader()
+    for _ in range(6):
+        optimizer.zero_grad()
+        lower(model, next(iter(batches)))
+        optimizer.step()
+        time.sleep(0.02)
+    return model
+
+
+@loop
+def looking_at_a_batch() -> nn.Module:
+    """One of the evaluation's is drawn before the training. Evaluations compute without gradients, but read with them."""
+    model, optimizer = parts()
+    held_out, training = loader(3), loader()
+    next(iter(held_out))
+    for _ in range(2):
+        for batch in training:
+            optimizer.zero_grad()
+            lower(model, batch)
+            optimizer.step()
+        for inputs, _ in held_out:
+            with torch.no_grad():
+                model(inputs)
+    return model
+
+
+@loop
+def measuring_on_what_it_trains() -> nn.Module:
+    """Each epoch of training has two further passes over its loader, in which nothing is trained."""
+    model, optimizer = parts()
+    training = loader()
+    for _ in range(3):
+        for batch in training:
+            optimizer.zero_grad()
+            lower(model, batch)
+            optimizer.step()
+        for inputs, _ in training:
+            with torch.no_grad():
+                model(inputs)
+            time.sleep(0.02)
+        with torch.no_grad():
+            for inputs, _ in training:
+                model(inputs)
     return model
 
 

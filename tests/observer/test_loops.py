@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.conftest import ROOT
 from tests.observer.loops import LOOPS
 from tests.observer.scripted import ENTRYPOINTS, Done, Timeline
@@ -25,6 +27,11 @@ STEPS = {
     "stepping_within_backward": 6,
     "fetching_without_gradients": 12,
     "evaluating_one_batch": 13,
+    "reading_one_ahead": 12,
+    "reading_a_part": 8,
+    "reading_one_of_each_pass": 6,
+    "looking_at_a_batch": 12,
+    "measuring_on_what_it_trains": 18,
     "never_ending": 30,
     "by_gradients": 18,
     "caching_samples": 6,
@@ -55,12 +62,15 @@ EVALUATIONS = {
     "generating_without_gradients": [6, 12],
     "fetching_without_gradients": [3, 9],
     "evaluating_one_batch": [4, 8],
+    "looking_at_a_batch": [6, 12],
+    "measuring_on_what_it_trains": [6, 12, 18],
     "evaluating_a_part": [6, 12],
     "evaluating_on_its_own": [4, 8, 12],
 }
 """After which steps."""
 
 
+@pytest.mark.slow
 def test_loops_end_with_the_same_weights_and_are_followed_step_by_step(tmp_path):
     """One test for all of them: the process that runs them is what takes the time."""
     done = subprocess.run(
@@ -80,6 +90,8 @@ def test_loops_end_with_the_same_weights_and_are_followed_step_by_step(tmp_path)
     for name, timeline in timelines.items():
         check_steps(name, timeline)
     check_without_gradients(timelines)
+    check_between_passes(timelines)
+    check_roles_and_epochs(timelines)
     check_never_ending(timelines["never_ending"])
     [autocast] = timelines["mixed_precision"].setup("precision")
     assert autocast["values"]["autocast"] == "bfloat16" and autocast["text"].startswith("with torch.autocast(")
@@ -104,19 +116,24 @@ def test_loops_end_with_the_same_weights_and_are_followed_step_by_step(tmp_path)
     rest = timelines["accumulating_with_a_rest"].of("steps")  # 4, 2 + 4 and 2 + 4 batches of 4
     assert round(sum(_images(line) for line in rest)) == 4 * 16
     cycled = timelines["cycling_a_second_loader"]
-    assert [line["values"]["role"] for line in cycled.setup("loader")] == ["training", "unknown"]
+    assert _roles(cycled) == {1: "training", 2: "training"}
     assert cycled.of("steps")[-1]["extra"]["epoch_steps"] == 6 and cycled.of("steps")[-1]["epoch"] == 2
     assert round(sum(_images(line) for line in cycled.of("steps"))) == 2 * 4 * 12, "the labelled ones too"
     for line in timelines["stepping_within_backward"].of("steps"):  # 2 ms for each of the parameters
         assert line["seconds"]["backward"] >= 0.002 * 4
     side_by_side = timelines["two_loaders"]  # the first gives the epochs
-    assert [line["values"]["role"] for line in side_by_side.setup("loader")] == ["training", "unknown"]
+    assert _roles(side_by_side) == {1: "training", 2: "training"}
     assert side_by_side.of("steps")[-1]["extra"]["epoch_steps"] == 6
 
 
 def _images(line: dict) -> float:
     """Of a window's steps."""
     return line["extra"]["images_per_second"] * line["seconds"]["step"] * line["extra"]["steps"]
+
+
+def _roles(timeline: Timeline) -> dict[int, str]:
+    """Of each loader, as it turned out."""
+    return {line["values"]["id"]: line["values"]["role"] for line in timeline.setup("loader")}
 
 
 def check_steps(name: str, timeline: Timeline) -> None:
@@ -136,8 +153,7 @@ def check_without_gradients(timelines: dict[str, Timeline]) -> None:
         "fetching_without_gradients": {1: "evaluation", 2: "training", 3: "training"},
         "evaluating_one_batch": {1: "evaluation"},
     }.items():
-        found = {line["values"]["id"]: line["values"]["role"] for line in timelines[name].setup("loader")}
-        assert found == roles, name
+        assert _roles(timelines[name]) == roles, name
     for name in ("generating_without_gradients", "fetching_without_gradients"):
         [start] = timelines[name].of("start")
         assert "data_wait" not in start["not_measured"], name
@@ -147,6 +163,25 @@ def check_without_gradients(timelines: dict[str, Timeline]) -> None:
     assert all(0.4 <= line["seconds"] < 0.8 for line in alone.of("evaluate"))
     assert max(line["seconds"]["step"] for line in alone.of("steps")[1:]) < 0.4
     assert not any("data_wait" in line["seconds"] for line in alone.of("steps"))
+
+
+def check_between_passes(timelines: dict[str, Timeline]) -> None:
+    """What a script does between two epochs lies in no step, whether or not a batch is requested at the end of one."""
+    for name in ("reading_one_ahead", "reading_a_part"):
+        assert max(line["extra"]["slowest_step"] for line in timelines[name].of("steps")[1:]) < 0.5, name
+    each = timelines["reading_one_of_each_pass"].of("steps")
+    assert sum(line["seconds"]["step"] * line["extra"]["steps"] for line in each) >= 5 * 0.02, "all but the last"
+
+
+def check_roles_and_epochs(timelines: dict[str, Timeline]) -> None:
+    """A loader is for training if steps are made of it, and a pass is an epoch if it is trained on."""
+    looking = timelines["looking_at_a_batch"]
+    assert _roles(looking) == {1: "evaluation", 2: "training"}
+    assert round(sum(_images(line) for line in looking.of("steps"))) == 4 * 12
+    measuring = timelines["measuring_on_what_it_trains"]
+    assert all(line["seconds"] >= 6 * 0.02 for line in measuring.of("evaluate"))
+    last = measuring.of("steps")[-1]
+    assert (last["epoch"], last["extra"]["epoch_step"]) == (3, 6)
 
 
 def check_never_ending(timeline: Timeline) -> None:

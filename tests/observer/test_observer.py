@@ -356,6 +356,32 @@ def test_torchs_new_switches_of_precision_are_read_where_its_old_ones_refuse_to_
     assert line["values"]["allow_tf32"] is tf32
 
 
+@pytest.mark.parametrize(
+    ("switch", "tf32"),
+    [
+        ("", True),  # torch's default
+        ("torch.backends.cudnn.allow_tf32 = False", False),
+        ("torch.backends.cudnn.conv.fp32_precision = 'ieee'", False),
+    ],
+)
+def test_cudnns_own_switch_and_the_convolutions_of_the_trained_model_are_recorded(tmp_path, switch, tf32):
+    done = ran(
+        tmp_path,
+        f"""
+{switch}
+model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(4, 4, 3), torch.nn.Flatten(), torch.nn.Linear(64, 2))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    model(torch.rand(2, 3, 8, 8)).sum().backward()
+    optimizer.step()
+""",
+    )
+    assert (done.code, done.stderr) == (0, "")
+    [precision], [trained] = done.timeline().setup("precision"), done.timeline().setup("model")
+    assert precision["values"]["cudnn_allow_tf32"] is tf32 and precision["values"]["allow_tf32"] is False
+    assert (trained["values"]["convolutions"], trained["values"]["matrices"]) == (2, 1)
+
+
 def burn(seconds: float) -> None:
     began = time.process_time()
     while time.process_time() - began < seconds:

@@ -80,7 +80,7 @@ def test_a_loader_whose_samples_depend_on_the_workers_keeps_their_number(capsys)
     assert DataLoader(Stream(), num_workers=1).num_workers == 1
     assert "its dataset is iterable" in capsys.readouterr().err
     assert DataLoader(Numbers(), num_workers=1, worker_init_fn=print).num_workers == 1
-    assert "it has a worker_init_fn" in capsys.readouterr().err
+    assert "its worker_init_fn" in capsys.readouterr().err
 
 
 def test_torchs_own_switches_are_set_and_the_unknown_is_named(capsys):
@@ -98,7 +98,7 @@ def test_torchs_own_switches_are_set_and_the_unknown_is_named(capsys):
 def test_without_an_object_nothing_is_set(text, capsys):
     setting_overrides.apply(torch, {setting_overrides.VARIABLE: text})
     assert DataLoader(Numbers()).num_workers == 0
-    assert bool(text) == ("is no JSON object" in capsys.readouterr().err)
+    assert bool(text) == ("is not a JSON object" in capsys.readouterr().err)
 
 
 def test_a_wrong_call_of_a_loader_fails_as_it_did():

@@ -76,6 +76,7 @@ def test_a_process_without_torch_loads_next_to_nothing_prints_nothing_and_has_it
         ({"SM_OUTPUT_DATA_DIR": "/nowhere/data"}, []),  # the toolkit itself, and pip, have none
         ({"LAUNCHER_OBSERVE": "false"}, []),
         ({"LAUNCHER_OBSERVE": "False"}, []),
+        *(({"LAUNCHER_OBSERVE": word}, []) for word in ("off", "no", "0")),
         ({}, ["-I"]),
         ({}, ["-S"]),
     ],
@@ -212,8 +213,9 @@ def test_the_plan_says_who_is_observed_and_who_is_not_and_why(script_job):
 
     assert line(text="print(1)\n").startswith("steps, data loading and the machine are measured")
     assert line(text="print(1)\n", observe=False) == "no: observe: false"
-    switch = {"LAUNCHER_OBSERVE": "false"}
-    assert line(text="print(1)\n", environment=switch) == "no: environment.LAUNCHER_OBSERVE is false"
+    for word in ("false", "off", "no", "0"):
+        switch = {"LAUNCHER_OBSERVE": word}
+        assert line(text="print(1)\n", environment=switch) == f"no: environment.LAUNCHER_OBSERVE is {word}"
     own = "from training.engine.run import started\n"
     assert line(text=own) == "no: script.py opens its run with training.engine.run, which measures it"
     kit = launcher.from_values(
@@ -279,7 +281,7 @@ def test_a_folder_that_is_named_later_is_recorded_in(tmp_path):
         text=True,
     )
     assert done.stdout.split() == ["False", "False", "True"], done.stderr
-    assert "not-there is not a folder: make it" in done.stderr
+    assert "not-there is not a folder: create it" in done.stderr
 
 
 def test_a_folder_that_is_named_from_here_is_meant_wherever_the_script_goes(job, tmp_path):

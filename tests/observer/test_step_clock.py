@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from launcher_observer.setups import Loader
-from launcher_observer.step import Step
+from launcher_observer.step import Loading, Step
 from launcher_observer.step_clock import StepClock
 
 OUTER, INNER, OTHER = 1, 2, 3
 """Optimizers: a wrapper's step takes that of the one within, and one that fails."""
+
+
+def another_loader(number: int = 2) -> Loader:
+    return Loader(number, ("train.py", number, "", None), {"batch_size": 8})
 
 
 class Training:
@@ -17,21 +23,43 @@ class Training:
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
-        self.clock = StepClock(self.steps.append, lambda *_: None)
+        self.trained_on: list[Loader] = []
+        """The loaders whose batches were, each once."""
+        self.paused: list[tuple[str, int, float, float]] = []
+        """Each pause: its kind, the steps before it, its start and its seconds."""
+        self.clock = StepClock(self.steps.append, lambda *pause: self.paused.append(pause))
         self.clock.now = self.clock.moment = 0.0
-        self.loading = Loader(1, ("train.py", 1, "", None), {"batch_size": 8}).next_pass()
+        self.loader = another_loader(1)
+        self.loading = self.loader.next_pass()
 
     def happens(self, act: Any, *arguments: Any) -> None:
         self.clock.now = self.clock.moment = self.clock.now + 1.0
         act(*arguments)
 
-    def batch(self) -> None:
+    def batch(self, loading: Loading | None = None) -> None:
+        """
+        Args:
+            loading: pass over another loader.
+        """
+        self.happens(self.clock.batch_asked, loading or self.loading, True, 0.0)
+        self.happens(self.clock.batch_came, loading or self.loading, 8, 1.0)
+
+    def exhausts(self) -> None:
         self.happens(self.clock.batch_asked, self.loading, True, 0.0)
-        self.happens(self.clock.batch_came, self.loading, 8, 1.0)
+        self.happens(self.clock.loader_ended, self.loading)
+
+    def restarts(self, *, training: bool = True) -> None:
+        """The next pass, after a minute of something else."""
+        self.clock.now += 60.0
+        self.happens(self.clock.loader_restarts, training)
+        self.loading = self.loader.next_pass()
 
     def backward(self) -> None:
-        self.happens(self.clock.backward_begins)
+        self.happens(lambda: self.trains_on(self.clock.backward_begins()))
         self.happens(self.clock.backward_ends)
+
+    def trains_on(self, passes: Sequence[Loading]) -> None:
+        self.trained_on += [one.loader for one in passes if one.loader not in self.trained_on]
 
     def optimizer(self, outer: int, *within: int) -> None:
         self.happens(self.clock.optimizer_begins, outer)
@@ -57,3 +85,178 @@ def test_a_step_that_failed_is_left_out_once_also_where_the_next_one_holds_anoth
         (number, 1, 8, [OUTER]) for number in (1, 2, 3)
     ]
     assert [step.data_wait for step in training.steps] == [1.0] * 3
+
+
+def test_a_backward_pass_in_which_optimizers_step_is_the_next_steps_where_no_loader_is_seen():
+    training = Training()
+    for _ in range(3):
+        training.clock.now += 10.0
+        training.happens(training.clock.backward_begins)
+        training.optimizer(OUTER)
+        training.optimizer(OTHER)
+        training.happens(training.clock.backward_ends)
+    assert seconds(training)[1:] == [16.0, 16.0]
+    for step in training.steps:
+        assert step.optimizers == [OUTER, OTHER]
+        assert [name for name, *_ in step.phases if name != "optimizer"].count("backward") >= 2
+        assert all(step.begin <= begin <= end <= step.end for _, begin, end in step.phases)
+
+
+def seconds(training: Training) -> list[float]:
+    """Of each step."""
+    training.clock.close()
+    return [step.end - step.begin for step in training.steps]
+
+
+@pytest.mark.parametrize("training_loader", [True, False], ids=["training", "evaluation"])
+def test_a_step_whose_pass_is_over_ends_with_its_optimizer_where_a_loader_restarts(training_loader):
+    training = Training()
+    for _ in range(2):
+        for number in range(3):
+            training.batch()
+            if number == 2:  # islice would not ask, and a prefetcher asks before its last batch
+                training.exhausts()
+            training.backward()
+            training.optimizer(OUTER)
+            training.optimizer(OTHER)
+        training.restarts(training=training_loader)
+    assert [step.optimizers for step in training.steps] == [[OUTER, OTHER]] * 6
+    assert max(seconds(training)) < 60
+
+
+def test_so_does_one_whose_batch_was_read_in_the_step_before():
+    """As accelerate reads: one batch ahead."""
+    training = Training()
+    for _ in range(2):
+        training.batch()
+        for ahead in (training.batch, training.batch, training.exhausts):
+            ahead()
+            training.backward()
+            training.optimizer(OUTER)
+        training.restarts()
+    assert max(seconds(training)) < 60
+    assert [step.batches for step in training.steps] == [2, 1, 0] * 2
+
+
+def test_a_step_that_lacks_its_optimizer_goes_on_in_the_next_pass():
+    """Six batches of three passes, four a step: the gradients of two are kept."""
+    training, batches = Training(), 0
+    for _ in range(2):
+        for _ in range(6):
+            training.batch()
+            training.backward()
+            batches += 1
+            if batches % 4 == 0:
+                training.optimizer(OUTER)
+        training.restarts()
+    training.clock.close()
+    assert [step.batches for step in training.steps] == [4, 4, 4]
+
+
+def test_a_step_that_has_the_only_batch_of_its_pass_ends_where_the_next_is_requested():
+    training = Training()
+    for _ in range(3):
+        training.batch()
+        training.backward()
+        training.optimizer(OUTER)
+        training.restarts()
+    assert [length > 60 for length in seconds(training)] == [True, True, False]
+
+
+def test_so_does_one_that_ends_with_a_batch_of_another_loaders_new_pass():
+    """What starting its workers takes in every step is the step's."""
+    training, beside = Training(), another_loader()
+    for _ in range(4):
+        training.batch()
+        training.backward()
+        training.optimizer(OUTER)
+        training.clock.now += 60.0
+        training.happens(training.clock.loader_restarts, True)
+        training.batch(beside.next_pass())
+    training.clock.close()
+    assert [step.end - step.begin > 60 for step in training.steps] == [True] * 4
+
+
+def test_two_loaders_that_steps_read_are_both_trained_on():
+    training, beside = Training(), another_loader()
+    others = beside.next_pass()
+    for _ in range(3):
+        training.batch()
+        training.batch(others)
+        training.backward()
+        training.optimizer(OUTER)
+    training.clock.close()
+    assert training.trained_on == [training.loader, beside]
+    assert [(step.batches, step.samples) for step in training.steps] == [(1, 16)] * 3
+
+
+def test_a_loader_that_a_step_looks_into_now_and_then_is_none_that_is_trained_on():
+    training, held_out = Training(), another_loader()
+    for number in range(9):
+        training.batch()
+        if number % 4 == 2:  # a batch to draw
+            training.batch(held_out.next_pass())
+        training.backward()
+        training.optimizer(OUTER)
+    assert training.trained_on == [training.loader]
+
+
+def test_the_first_step_begins_with_the_pass_that_the_second_begins_with():
+    """A look into two loaders, the training's among them, is none of it."""
+    training, held_out = Training(), another_loader()
+    training.loader.role = "unknown"
+    training.batch(held_out.next_pass())
+    training.batch(training.loader.next_pass())
+    training.clock.now += 60.0
+    for number in range(3):
+        training.batch()
+        training.backward()
+        assert training.trained_on == ([] if number == 0 else [training.loader])
+        training.optimizer(OUTER)
+    assert max(seconds(training)) < 60
+    assert [(step.batches, step.samples, step.data_wait) for step in training.steps] == [(1, 8, 1.0)] * 3
+    assert {step.loader for step in training.steps} == {training.loading}
+
+
+@pytest.mark.parametrize("then", ["it is asked again", "a checkpoint", "the end"])
+def test_a_pass_over_the_training_loader_in_which_nothing_is_trained_is_an_evaluation(then):
+    training = Training()
+    training.loader.role = "training"
+    training.batch()
+    training.backward()
+    training.optimizer(OUTER)
+    training.exhausts()
+    training.loading = training.loader.next_pass()
+    began = training.clock.now + 1
+    training.batch()
+    training.batch()
+    training.exhausts()
+    ended = training.clock.now
+    if then == "it is asked again":
+        training.restarts()
+        assert training.loading.number == 2, "the second that is trained on"
+        ended = training.clock.now
+    elif then == "a checkpoint":
+        training.happens(training.clock.checkpoint_begins)
+        ended = training.clock.now
+        training.happens(training.clock.checkpoint_ends)
+    training.clock.close()
+    assert training.paused[0] == ("evaluate", 1, began, ended - began)
+    assert [step.batches for step in training.steps] == [1]
+
+
+def test_a_pass_whose_batches_are_trained_on_after_its_end_is_none():
+    """transformers' Trainer reads all batches of a step first: here those of the whole epoch."""
+    training = Training()
+    training.loader.role = "training"
+    for _ in range(3):
+        training.batch()
+        training.batch()
+        training.exhausts()
+        training.backward()
+        training.backward()
+        training.optimizer(OUTER)
+        training.restarts()
+    training.clock.close()
+    assert [(step.batches, step.epoch) for step in training.steps] == [(2, 1), (2, 2), (2, 3)]
+    assert not training.paused

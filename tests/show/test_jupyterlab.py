@@ -56,6 +56,11 @@ def displays(script_job) -> dict[str, str]:
     return {name: one._repr_html_() for name, one in shown.items()}
 
 
+def slow_start(complaint: Any) -> bool:
+    """Whether JupyterLab says in its console how long its own parts take: on loaded cores, some need more than its 5 s."""
+    return isinstance(complaint, list) and "to activate." in str(complaint[0].get("value"))
+
+
 def reported(runtime: Path) -> dict[str, Any]:
     """What a server says of itself; {} before it has written all of it."""
     for file in runtime.glob("jpserver-*.json"):
@@ -129,6 +134,5 @@ def test_a_notebook_that_is_not_trusted_keeps_its_pictures_and_can_be_read(displ
                 ) and time.monotonic() < end:
                     time.sleep(0.2)  # JupyterLab lays its parts out anew
                 assert found == [], f"{width} pixels, {theme}"
-        assert [one for one in browser.complaints if not str(one).startswith(address)] == [], (
-            "errors, or requests to others"
-        )
+        complaints = [one for one in browser.complaints if not (str(one).startswith(address) or slow_start(one))]
+        assert complaints == [], "errors, or requests to others"

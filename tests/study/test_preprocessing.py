@@ -85,11 +85,11 @@ def studied(place, tmp_path_factory):
         reported = [killed.stdout.readline() for _ in range(4)]
         assert len(lines(table)) >= 2, reported
         with pytest.raises(launcher.UserError, match="another study is using"):
-            launcher.study.preprocessing(place / "config.yaml", table=table, say=lambda line: None)
+            launcher.study.preprocessing(place / "config.yaml", table=table, log=lambda line: None)
         killed.kill()
     before, said = lines(table), []
     runs_before = {run.name for run in launcher.runs()}
-    found = launcher.study.preprocessing(place / "config.yaml", table=table, say=said.append)
+    found = launcher.study.preprocessing(place / "config.yaml", table=table, log=said.append)
     yield found, before, said, {run.name for run in launcher.runs()} - runs_before
     patch.undo()
 
@@ -164,7 +164,7 @@ def test_a_study_that_is_complete_runs_nothing_and_answers_the_same(studied, pla
     assert main.main(words) == 0
     reported = capsys.readouterr().out
     assert "<svg " in page.read_text() and reported.splitlines().pop() == f"page    {page}"
-    small = f"no GPU here: the CPU pipelines are compared on smaller images, by the smoke section of {place / 'config.yaml'}\n"
+    small = f"no GPU here: the CPU pipelines are compared on smaller images, as set in the smoke section of {place / 'config.yaml'}\n"
     assert reported.startswith(f"{small}5 trials, 5 of them in {found.file}\n\n{found}\n")
     assert (
         "images of 16 pixels" in reported
@@ -179,7 +179,7 @@ def test_a_study_that_is_complete_runs_nothing_and_answers_the_same(studied, pla
     assert {trial["load"] for trial in described["trials"]} == {0, 2, None} and described["failed"] == []
     assert all(trial["images_per_second"] > 0 and isinstance(trial["commit"], str) for trial in described["trials"])
     fewer = launcher.study.preprocessing(
-        place / "config.yaml", ["study.loads=[2]"], table=found.file, say=lambda line: None
+        place / "config.yaml", ["study.loads=[2]"], table=found.file, log=lambda line: None
     )
     assert [cell.load for cell in fewer.cells] == [2, 2], "a smaller grid is a part of the table"
 
@@ -188,7 +188,7 @@ def test_a_study_that_is_complete_runs_nothing_and_answers_the_same(studied, pla
 @pytest.mark.parametrize(
     ("column", "value", "expected"),
     [
-        ("code", "0123456789abcdef", "trials of different code: commit "),
+        ("code", "0123456789abcdef", "trials of different code: its files were changed, "),
         ("machine", "process: a Cray-1", "trials of a different machine: process: a Cray-1; now process: "),
         ("settings", '{"hyperparameters": {"max_steps": 9}}', "different settings: "),
     ],
@@ -204,7 +204,7 @@ def test_a_table_of_other_trials_is_refused_in_words(studied, place, tmp_path, c
         writer.writerows(rows)
     before = foreign.read_bytes()
     with pytest.raises(launcher.UserError) as refused:
-        launcher.study.preprocessing(place / "config.yaml", table=foreign, say=lambda line: None)
+        launcher.study.preprocessing(place / "config.yaml", table=foreign, log=lambda line: None)
     assert expected in str(refused.value) and "name another file with --table" in str(refused.value)
     if column == "settings":
         assert "hyperparameters.max_steps 9, now 8" in str(refused.value)
@@ -216,7 +216,7 @@ def test_a_file_that_is_no_table_is_left_as_it_is(place, tmp_path):
     for text in ("a,b\n1,2\n", "", "\x00\xff"):
         file.write_text(text)
         with pytest.raises(launcher.UserError, match="is not a table of this study"):
-            launcher.study.preprocessing(place / "config.yaml", table=file, say=lambda line: None)
+            launcher.study.preprocessing(place / "config.yaml", table=file, log=lambda line: None)
         assert file.read_text() == text
 
 
@@ -250,7 +250,7 @@ def test_what_fails_is_reported_kept_out_of_the_table_and_not_repeated_at_once(p
         "no trial has completed" in reported and "vit_tiny_patch16_224, the model alone, repeat 1: Failed: " in reported
     )
     assert (
-        "cannot be made with" in reported
+        "cannot be created with" in reported
         and f"{MODEL}, cpu, load 1, repeat 1: left out after an earlier failure" in reported
     )
     assert not list(tmp_path.glob("**/studies/*.csv")) and len(launcher.runs()) == 1
@@ -311,4 +311,4 @@ def test_only_this_machines_cpus_want_smaller_images(place, monkeypatch):
     assert not to_be_small(config, "process", job)
     assert to_be_small(config, "docker", job), "this kit's image is for the CPU"
     with pytest.raises(launcher.UserError, match="inputs.train: s3, which exists on SageMaker only"):
-        launcher.study.preprocessing(config, say=lambda line: None)
+        launcher.study.preprocessing(config, log=lambda line: None)

@@ -139,7 +139,7 @@ def test_what_remote_cannot_have_is_one_mistake_before_any_trial(place, monkeypa
     on = "aws" if "on=aws" in words else "process"
     overrides = [word for word in words if word not in ("lacks=ray", "on=aws")]
     with pytest.raises(launcher.UserError) as refused:
-        launcher.study.preprocessing(place / "config.yaml", overrides, on=on, say=lambda line: None)
+        launcher.study.preprocessing(place / "config.yaml", overrides, on=on, log=lambda line: None)
     [issue] = refused.value.issues
     assert issue.key.startswith(key) and expected in str(issue) and issue.fix, issue
     assert launcher.runs() == []
@@ -201,7 +201,7 @@ def test_remote_pays_where_its_images_cost_less_than_those_of_the_gpu_machine_al
         "of remote and cpu, so it may be chance"
     )
     assert second == (
-        "resnet18, load 12: ml.g5.4xlarge alone with cpu takes at least $0.86 a million images, so it may be cheaper than remote: 643 "
+        "resnet18, load 12: ml.g5.4xlarge alone with cpu costs at least $0.86 a million images, so it may be cheaper than remote: 643 "
         "images/s, estimated from cpu's 300 images/s on ml.g5.2xlarge, x 15/7 vCPUs for images, at most the model's own 1000"
     )
     lines = str(found).splitlines()
@@ -230,16 +230,16 @@ def test_remote_does_not_pay_where_dali_feeds_the_model(priced):
 
 def test_a_larger_machine_reaches_the_models_own_speed_at_most(priced):
     estimated = judged(study(("", 500), ("cpu", 300), ("remote", 490)))[1]
-    assert "takes at least $1.11 a million images, more than remote" not in estimated
-    assert "takes at least $1.11 a million images, so it may be cheaper than remote: 500 images/s" in estimated
+    assert "costs at least $1.11 a million images, more than remote" not in estimated
+    assert "costs at least $1.11 a million images, so it may be cheaper than remote: 500 images/s" in estimated
     priced({**PRICES, LARGER: 4.0})
     assert (
-        "takes at least $2.22 a million images, more than remote"
+        "costs at least $2.22 a million images, more than remote"
         in judged(study(("", 500), ("cpu", 300), ("remote", 490)))[1]
     )
     priced({SMALLER: 1.5, SERVING: 0.9})
     unpriced = judged(study(("", 500), ("cpu", 300), ("remote", 490)))[1]
-    assert "ml.g5.4xlarge alone with cpu, its price not known, has at most 500 images/s, estimated from" in unpriced
+    assert "ml.g5.4xlarge alone with cpu reaches at most 500 images/s, estimated from" in unpriced
     largest = judged(study(("", 500), ("cpu", 300), ("remote", 490), instance_type="ml.p3.2xlarge"))
     assert largest[0].startswith("whether remote pays is not known: price not known for ml.p3.2xlarge")
     priced({**PRICES, "ml.p3.2xlarge": 3.8})

@@ -113,7 +113,7 @@ def test_neighbours_on_one_machine_slow_each_other_and_hosts_of_their_own_do_not
     model = fit(points, MIB)
     assert model.crowding == pytest.approx(0.001) and model.predict(points[-1]).seconds == pytest.approx(0.11)
     assert model.step(2, 20).seconds == pytest.approx(0.09), "each with its own machine"
-    assert model.latency == 0 and "only 2 hosts exchange gradients" in model.assumptions[0]
+    assert model.latency == 0 and "only the size of 2 hosts exchanges gradients" in model.assumptions[0]
     assert max(abs(each.error) for each in held_out(points, MIB)) < 1e-6
     assert hosts_held_out(points, MIB) == [], "two numbers of hosts are too few"
 

@@ -107,7 +107,7 @@ def test_a_study_that_was_killed_goes_on_where_it_was_and_tells_everything(place
     before = list(csv.DictReader(table.open()))
     assert len(before) == 1
     said: list[str] = []
-    found = launcher.study.scaling(HYUNDAI, TINY, smoke=True, table=table, say=said.append)
+    found = launcher.study.scaling(HYUNDAI, TINY, smoke=True, table=table, log=said.append)
     assert f"2 trials, 1 of them in {table}" in said and said[-1].startswith("1/1  2 hosts, global batch 4")
     assert found.failed == [] and found.table[0] == before[0] and len(found.table) == 2
     one, two = found.table
@@ -121,13 +121,13 @@ def test_a_study_that_was_killed_goes_on_where_it_was_and_tells_everything(place
     )
     assert "strong, global batch 4" in str(found)
     again: list[str] = []
-    assert launcher.study.scaling(HYUNDAI, TINY, smoke=True, table=table, say=again.append).table == found.table
+    assert launcher.study.scaling(HYUNDAI, TINY, smoke=True, table=table, log=again.append).table == found.table
     assert again[-1] == f"2 trials, 2 of them in {table}"
     with pytest.raises(launcher.UserError, match=r"hyperparameters.image_size \[32, 32\], now \[64, 64\]"):
-        launcher.study.scaling(HYUNDAI, TINY[1:], smoke=True, table=table, say=again.append)
+        launcher.study.scaling(HYUNDAI, TINY[1:], smoke=True, table=table, log=again.append)
     with pytest.raises(launcher.UserError, match="threads '1', now '2'"):
         launcher.study.scaling(
-            HYUNDAI, [*TINY, "environment.OMP_NUM_THREADS='2'"], smoke=True, table=table, say=again.append
+            HYUNDAI, [*TINY, "environment.OMP_NUM_THREADS='2'"], smoke=True, table=table, log=again.append
         )
 
 

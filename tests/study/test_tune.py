@@ -37,12 +37,19 @@ def test_mistakes_are_refused_before_anything_runs(place, capsys, monkeypatch):
     assert "did you mean precision?" in reported and "num_workers: " not in reported
     assert "--minutes: 0" in refused(config, "--minutes", "0") and "--trials: 0" in refused(config, "--trials", "0")
     assert "no such file" in refused("no-such.yaml")
+    own = place / "run it"
+    own.write_text("#!/bin/sh\n")
+    own.chmod(0o700)
+    for first, quoted in (("sh", "sh"), (str(own), f"'{own}'")):
+        reported = refused(first, "train.py")
+        assert f"{first}: a program, not a config" in reported
+        assert f"fix:   put the command after --: launcher tune -- {quoted} train.py\n" in reported
     reported = refused(config, 'environment.LAUNCHER_SETTINGS="[1]"')
-    assert "environment.LAUNCHER_SETTINGS: [1]: no JSON object" in reported
+    assert "environment.LAUNCHER_SETTINGS: [1]: not a JSON object" in reported
     reported = refused("--max-cost", "3", "--", sys.executable)
     assert "--max-cost" in reported and "what a command costs is not known" in reported
     monkeypatch.setenv("LAUNCHER_SETTINGS", "{")
-    assert "LAUNCHER_SETTINGS: {: no JSON object" in refused("--", sys.executable)
+    assert "LAUNCHER_SETTINGS: {: not a JSON object" in refused("--", sys.executable)
     reported = refused(config, "hyperparameters.epochs=0", "observe=false")
     assert "hyperparameters.epochs" in reported
 
@@ -76,7 +83,7 @@ def test_a_command_at_its_limit_is_left_as_it_is(script, tmp_path, monkeypatch):
     # a worker that gets no core on a busy machine is a limit of its own, which a second one mends
     text = text.replace("num_workers=1", "num_workers=0").replace("sleep(0.02)", "sleep(0.05)")
     script.write_text(textwrap.dedent(text))
-    found = launcher.tune([sys.executable, "train.py"], trials=5, table=tmp_path / "trials.csv", say=lambda line: None)
+    found = launcher.tune([sys.executable, "train.py"], trials=5, table=tmp_path / "trials.csv", log=lambda line: None)
     assert (found.changes, found.speedup, found.failed) == ({}, 1.0, False)
     assert found.search.ended and found.limit and found.how() == []
     assert "speed-up 1.00 of the whole job, measured in" in str(found)
@@ -89,20 +96,20 @@ def test_a_change_that_should_keep_the_losses_and_does_not_is_rolled_back(script
     """Each worker has random numbers of its own."""
     monkeypatch.chdir(tmp_path)
     script.write_text(textwrap.dedent(slow_reads(samples=320, seconds=0.02, noise="torch.rand(1)")))
-    found = launcher.tune([sys.executable, "train.py"], trials=4, table=tmp_path / "trials.csv", say=lambda line: None)
+    found = launcher.tune([sys.executable, "train.py"], trials=4, table=tmp_path / "trials.csv", log=lambda line: None)
     assert found.changes == {} and found.speedup == 1.0
     step = found.steps[0]
     assert (step.proposal.setting, step.proposal.value > 1) == ("num_workers", True) and step.gain > 1.2, (
         "it was faster"
     )
-    assert "other losses, first at step" in step.why and "it should change no numbers" in step.why
+    assert "other losses, first at step" in step.why and "it should not change any numbers" in step.why
     assert "--allow num_workers keeps it" in step.why
     again = launcher.tune(
         [sys.executable, "train.py"],
         allow=["num_workers"],
         trials=4,
         table=tmp_path / "trials.csv",
-        say=lambda line: None,
+        log=lambda line: None,
     )
     assert again.changes == step.proposal.changes and again.speedup > 1.2, "of the same trials"
     assert f"{step.proposal}: other losses, first at step" in str(again)
@@ -114,9 +121,11 @@ def test_a_change_that_does_not_reach_the_script_is_said_to_be_not_set(script, t
     """A worker_init_fn keeps the number of workers."""
     monkeypatch.chdir(tmp_path)
     script.write_text(script.read_text().replace("num_workers=1", "num_workers=1, worker_init_fn=int"))
-    found = launcher.tune([sys.executable, "train.py"], trials=2, table=tmp_path / "trials.csv", say=lambda line: None)
+    found = launcher.tune([sys.executable, "train.py"], trials=2, table=tmp_path / "trials.csv", log=lambda line: None)
     step = found.steps[0]
-    assert not step.kept and step.why.startswith(f"it was not set: num_workers was 1 instead of {step.proposal.value}")
+    assert not step.kept and step.why.startswith(
+        f"it was not applied: num_workers was 1 instead of {step.proposal.value}"
+    )
     assert len(found.trials()) == 2 and step.gain is None
 
 
@@ -125,7 +134,7 @@ def test_a_change_that_does_not_reach_the_script_is_said_to_be_not_set(script, t
 def test_what_may_change_more_than_speed_is_asked_for_and_then_tried(place, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     config = place / "config.yaml"
-    asked = launcher.tune(config, trials=1, table=tmp_path / "asked.csv", say=lambda line: None)
+    asked = launcher.tune(config, trials=1, table=tmp_path / "asked.csv", log=lambda line: None)
     assert asked.changes == {} and asked.diff() == "" and not asked.failed
     assert any(
         line.startswith("not tried: checkpoint_every=") and "--allow checkpoint_every" in line

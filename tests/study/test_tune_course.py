@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from launcher.record.records import RunFolder, write_json
 from launcher.runner.run import Run
 from launcher.study import tune_course
-from launcher.study.tune_course import Course
+from launcher.study.tune_course import Course, LossesCompared
 
 
 def course(each: float, start: float = 10.0, images: int = 100) -> Course:
@@ -43,7 +44,7 @@ def test_losses_are_the_same_bit_for_bit_or_within_what_repeats_differ_by():
     assert not tune_course.compare(noisy, [{1: 0.5, 2: 0.2502, 3: 0.2}]).same
     assert not tune_course.compare(noisy, [{1: 0.5001, 2: 0.25, 3: 0.125}]).same, "no repeat differs at the first step"
     rounded = tune_course.compare(noisy, [{1: 0.5 + 1e-7, 2: 0.25, 3: 0.125}])
-    assert rounded.same and "within what repeats" in rounded.text, "as float32 is rounded"
+    assert rounded.same and "within the spread of repeats" in rounded.text, "as float32 is rounded"
     broken = tune_course.compare(noisy, [{1: 0.5, 2: math.nan, 3: 0.125}])
     assert not broken.same and "first at step 2: nan instead of 0.25" in broken.text
     assert "not compared" in tune_course.compare([{}], [exact]).text
@@ -61,6 +62,14 @@ def test_losses_that_are_no_numbers_in_all_trials_are_the_same(broken):
     assert not tune_course.compare([diverged, diverged], [{**diverged, 3: 0.26}]).same
 
 
+def test_losses_of_a_run_that_was_removed_are_not_the_same():
+    exact = {1: 0.5}
+    for before, after in (([exact, None], [exact]), ([exact], [exact, None]), ([None], [None]), ([{}], [None])):
+        found = tune_course.compare(before, after)
+        assert found.removed and not found.same and found.text == "losses not compared: a trial's run was removed"
+    assert tune_course.compare([{}], [{}]) == LossesCompared(True, "losses not compared: none were logged or printed")
+
+
 @pytest.mark.parametrize("state, count", [("Completed", 3), ("Stopped", 2)])
 def test_what_a_stopped_script_printed_last_is_no_loss(tmp_path, state, count):
     folder = RunFolder(tmp_path / "run")
@@ -69,4 +78,7 @@ def test_what_a_stopped_script_printed_last_is_no_loss(tmp_path, state, count):
     plan = {"name": "run", "planned": "2026-01-01T00:00:00+00:00", "backend": "watch", "job": {"name": "run"}}
     write_json(folder.plan, {**plan, "hosts": [{"name": "algo-1"}]})
     write_json(folder.outcome, {"state": state})
-    assert len(tune_course.losses(Run(folder))) == count
+    run = Run(folder)
+    assert len(tune_course.losses(run)) == count
+    shutil.rmtree(folder.path)
+    assert tune_course.losses(run) is None

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 import launcher
+from launcher.commands.main import main
 from launcher.config import yaml_edit
 from launcher.insight.findings import Finding
 from launcher.record.records import RunFolder
@@ -47,6 +48,36 @@ def test_a_speed_up_says_what_of_the_job_it_is_of(images, said):
     assert f"speed-up 1.00 {said}" in str(found)
 
 
+@pytest.mark.parametrize("decided", [False, True])
+def test_a_budget_that_left_a_change_undecided_says_how_to_continue(decided):
+    found = tuned(CommandSubject(["python"], "it"), {})
+    found.search.first = found.search.best
+    found.search.best[0].diagnosis = SimpleNamespace(findings=(), evidence=None, headline="nothing")
+    found.search.steps = [Step(Proposal({"num_workers": 2}, None, ""), [], [], why="spent", decided=decided)]
+    found.search.ended = "1 minute is spent (--minutes)"
+    said = "num_workers=2: not decided; the same command with more --minutes continues"
+    assert (said in found.sentences()) is not decided
+
+
+def test_a_written_config_without_a_kept_change_is_called_the_unchanged_job(place, tmp_path, monkeypatch, capsys):
+    kept: dict[str, object] = {}
+    config = place / "config.yaml"
+
+    def tune(*_, **__) -> Tuning:
+        found = tuned(JobSubject(launcher.load(config), "process", 60), kept, config)
+        found.search.first = found.search.best
+        found.search.best[0].diagnosis = SimpleNamespace(findings=(), evidence=None, headline="nothing")
+        return found
+
+    monkeypatch.setattr(launcher, "tune", tune)
+    written = tmp_path / "tuned.yaml"
+    assert main(["tune", str(config), "--write", str(written)]) == 0
+    assert f"config  {written}, the unchanged job: no change was kept\n" in "".join(capsys.readouterr())
+    kept["num_workers"] = 3
+    assert main(["tune", str(config), "--write", str(written)]) == 0
+    assert f"config  {written}\n" in "".join(capsys.readouterr())
+
+
 def test_nothing_that_is_shown_holds_a_secret(place, tmp_path):
     [shown] = tuned(CommandSubject(["python", "my train.py", "--token", "hunter2"], "it"), {"pin_memory": True}).how()
     assert shown.endswith("launcher watch -- python 'my train.py' --token '***'")
@@ -72,7 +103,7 @@ def test_a_config_that_cannot_be_edited_loses_no_result(place, tmp_path, monkeyp
     assert found.how() == [f"launcher run {place / 'config.yaml'} hyperparameters.num_workers=3"]
     found.subject.on = "docker"
     assert found.how() == [f"launcher run {place / 'config.yaml'} --on docker hyperparameters.num_workers=3"]
-    with pytest.raises(launcher.UserError, match=r"hides a key's place[^$]*hyperparameters.num_workers=3"):
+    with pytest.raises(launcher.UserError, match=r"hides where a key belongs[^$]*hyperparameters.num_workers=3"):
         found.write(tmp_path / "new.yaml")
 
 

@@ -13,6 +13,7 @@ from launcher.config.issues import UserError
 from launcher.insight.findings import Finding, Fix
 from launcher.record.records import RunFolder
 from launcher.runner.run import Run
+from launcher.study import tune_page
 from launcher.study.tune_course import Course
 from launcher.study.tune_result import Tuning
 from launcher.study.tune_search import BudgetExhausted, Search, Trial
@@ -128,6 +129,25 @@ def test_a_proof_whose_repeat_got_no_hosts_is_not_decided(began):
     assert step.verdict == ("rolled back" if began else "not decided")
 
 
+@pytest.mark.parametrize("allowed", [False, True])
+@pytest.mark.parametrize("removed", [2, 3])
+def test_a_proof_whose_trial_was_removed_does_not_show_the_same_losses(allowed, removed):
+    class Removed(Job):
+        def __call__(self, changes, label, steps=None):
+            trial = super().__call__(changes, label, steps)
+            if len(self.tried) == removed:
+                trial.losses = None
+            return trial
+
+    job = Removed(4, lambda workers, _: 8 / workers, waits)
+    job.search.allowed = frozenset(["num_workers"] if allowed else [])
+    assert job.tuned() == ({"num_workers": 8} if allowed else {})
+    [step] = job.search.steps
+    assert step.losses == "losses not compared: a trial's run was removed" and not step.same_losses
+    assert step.verdict == ("kept" if allowed else "not decided") and (step.why == step.losses) is not allowed
+    assert "losses not compared" in tune_page.fragment("it", [], [], [step], lambda picture: picture)
+
+
 @pytest.mark.parametrize("waited, tried", [(0.05, [1, 4, 8, 1, 8]), (0.01, [1, 4, 1, 4])])
 def test_a_wait_that_is_no_finding_any_more_is_worth_a_look_beyond(waited, tried):
     """With four workers a step waits for less than a finding takes; with eight it waits for nothing."""
@@ -174,7 +194,7 @@ def test_a_change_that_is_no_faster_takes_a_single_trial():
     job = Job(2, lambda workers, _: 1.0, lambda workers: [finding("too_few_workers", num_workers=4)])
     assert job.tuned() == {} and job.tried == [2, 4]
     assert job.search.steps[0].why == "speed-up 1.00 in a single trial: not 2 % faster"
-    assert job.search.ended == "nothing that may be changed helps against what is left"
+    assert job.search.ended == "no allowed change helps with the bottleneck that is left"
 
 
 @pytest.mark.parametrize("again", [1.0, 0.99])

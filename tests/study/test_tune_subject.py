@@ -98,7 +98,7 @@ def test_the_code_of_a_job_is_without_its_inputs(script_job, tmp_path):
 
 def test_settings_that_cannot_be_read_are_shown_without_a_secret(monkeypatch):
     monkeypatch.setenv("LAUNCHER_SETTINGS", '{"num_workers": 2, "token": "hunter2"')
-    with pytest.raises(launcher.UserError, match=r"LAUNCHER_SETTINGS: \*\*\*: no JSON object"):
+    with pytest.raises(launcher.UserError, match=r"LAUNCHER_SETTINGS: \*\*\*: not a JSON object"):
         CommandSubject(["python"], "it")
 
 

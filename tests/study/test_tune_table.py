@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 
 import launcher
+from launcher.commands.main import main
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding, Fix
 from launcher.record.records import RunFolder, write_json
 from launcher.runner.run import Run
 from launcher.study import engine, tune_trials
-from launcher.study.conditions import CONDITIONS, settings_of
+from launcher.study.conditions import CONDITIONS, difference, settings_of
 from launcher.study.trial_table import TrialTable
 from launcher.study.tune_result import Tuning
 from launcher.study.tune_search import BudgetExhausted
@@ -42,15 +43,15 @@ def test_after_a_kill_the_same_command_goes_on_and_repeats_no_trial(script, tmp_
         assert len(rows(table)) == 1, reported
         killed.kill()
     before = rows(table)
-    found = launcher.tune([sys.executable, "train.py"], trials=4, table=table, say=lambda line: None)
+    found = launcher.tune([sys.executable, "train.py"], trials=4, table=table, log=lambda line: None)
     after = rows(table)
     assert after[:1] == before and len(after) <= 4 and found.search.ended
     runs = len(launcher.runs())
-    again = launcher.tune([sys.executable, "train.py"], trials=4, table=table, say=lambda line: None)
+    again = launcher.tune([sys.executable, "train.py"], trials=4, table=table, log=lambda line: None)
     assert len(launcher.runs()) == runs and str(again) == str(found), "nothing runs again"
     script.write_text(script.read_text() + "# changed\n")
-    with pytest.raises(launcher.UserError, match="trials of different code"):
-        launcher.tune([sys.executable, "train.py"], trials=4, table=table, say=lambda line: None)
+    with pytest.raises(launcher.UserError, match="trials of different code: its files were changed"):
+        launcher.tune([sys.executable, "train.py"], trials=4, table=table, log=lambda line: None)
 
 
 def test_ctrl_c_stops_the_trial_and_says_how_to_go_on(tmp_path, monkeypatch):
@@ -76,12 +77,51 @@ def test_a_job_that_failed_as_it_is_runs_again(tmp_path, monkeypatch):
 
     def tune() -> Tuning:
         table = tmp_path / "trials.csv"
-        return launcher.tune([sys.executable, "train.py"], trials=1, table=table, say=lambda line: None)
+        return launcher.tune([sys.executable, "train.py"], trials=1, table=table, log=lambda line: None)
 
     assert tune().failed
     (tmp_path / "data").touch()
     assert not tune().failed and not tune().failed
     assert len(launcher.runs()) == 2 and len(rows(tmp_path / "trials.csv")) == 1
+
+
+def test_a_failed_first_tuning_does_not_block_the_corrected_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    text = textwrap.dedent(slow_reads(samples=320, seconds=0))
+    parse = (
+        "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--epochs')\nparser.parse_args()\n"
+    )
+    (tmp_path / "train.py").write_text(parse + text)
+    wrong = ["--", sys.executable, "train.py", "--write", "x.yaml", "--minutes", "0"]
+    assert main(["tune", *wrong]) == 1
+    said, [run] = "".join(capsys.readouterr()), launcher.runs()
+    assert said.count("unrecognized arguments") == 1 and f"launcher show {run.name}" in said
+    assert "the command got --minutes, --write: options of launcher tune stand before --" in said
+    assert main(["tune", "--trials", "1", "--", sys.executable, "train.py", "--epochs", "1"]) == 0
+    assert len(rows(next((tmp_path / "store/studies").glob("train-tune-process.csv")))) == 1
+    capsys.readouterr()
+    assert main(["tune", *wrong]) == 2, "a trial that showed its speed is kept"
+    assert "holds trials of different settings" in capsys.readouterr().err
+    table = tmp_path / "trials.csv"
+    assert main(["tune", "--table", str(table), *wrong]) == 1
+    assert main(["tune", "--table", str(table), *wrong, "--more"]) == 2, "a named table is not replaced"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        ("", "", "different code: its files were changed, or are another folder's, in no git repository"),
+        ("", "abc", "different code: commit unknown, now abc"),
+        ("abc", "abc+", "different code: commit abc, now abc+"),
+        (
+            "abc+",
+            "abc+",
+            "different code: its files were changed, or are another folder's, with other changes since commit abc",
+        ),
+    ],
+)
+def test_different_code_is_described_by_its_commits_only_if_they_differ(before, now, said):
+    assert difference("code", "1", "2", before, now) == said
 
 
 class Priced(Subject):
@@ -95,7 +135,7 @@ class Priced(Subject):
     def conditions(self) -> dict[str, str]:
         return dict.fromkeys(CONDITIONS, "")
 
-    def run(self, changes: Changes, until: Until, say: Callable[[str], None], started: Callable[[Run], None]) -> Run:
+    def run(self, changes: Changes, until: Until, log: Callable[[str], None], started: Callable[[Run], None]) -> Run:
         folder = RunFolder(self.store / f"priced-20260101-00000{len(list(self.store.iterdir()))}-abcd")
         folder.path.mkdir(parents=True)
         plan = {
@@ -116,6 +156,15 @@ class Priced(Subject):
 
     def also(self, finding: Finding, evidence: Evidence) -> Changes:
         return {}
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(60, "1 minute is spent"), (90, "1.5 minutes are spent")])
+def test_a_spent_budget_of_minutes_is_said_in_grammar(store, tmp_path, seconds, said):
+    subject = Priced(store)
+    table = TrialTable(tmp_path / "trials.csv", KEYS, MEASURED, subject.conditions())
+    trials = Trials(subject, table, 20, seconds, 15, None, None, print)
+    trials.used = [{"seconds": "100"}]
+    assert trials.spent(1) == f"{said} (--minutes)"
 
 
 def test_trials_that_were_interrupted_or_failed_count_for_what_was_paid(store, tmp_path):
@@ -250,7 +299,7 @@ def test_what_the_last_trials_warm_pool_costs_is_said_at_the_end(tmp_path, monke
         Run, "remaining_costs", property(lambda run: f"4 hosts stay; to end that: launcher stop {run.name}")
     )
     said: list[str] = []
-    launcher.tune([sys.executable, "train.py"], trials=1, table=tmp_path / "trials.csv", say=said.append)
+    launcher.tune([sys.executable, "train.py"], trials=1, table=tmp_path / "trials.csv", log=said.append)
     assert said[-1] == f"4 hosts stay; to end that: launcher stop {launcher.runs()[0].name}"
 
 
@@ -355,4 +404,5 @@ def test_a_table_whose_run_is_in_another_store_says_where_it_looked(store, tmp_p
         Trials(
             subject, TrialTable(tmp_path / "t.csv", KEYS, MEASURED, subject.conditions()), 1, 1, 1, None, None, print
         )._recorded("gone")
-    assert "LAUNCHER_RUNS=" in refused.value.issues[0].fix
+    fix = refused.value.issues[0].fix
+    assert "LAUNCHER_RUNS=" in fix and "remove its row" in fix and "rm " not in fix, "the other trials are paid for"

@@ -113,6 +113,7 @@ for batch in DataLoader(torch.randn(4 * steps, 8), batch_size=4):
 """
 
 
+@pytest.mark.slow
 def test_of_a_command_that_trains_several_times_the_longest_is_explained_and_progress_is_of_the_last(tmp_path):
     """As where torchrun starts a training anew, or a shell script trains fold after fold."""
     (tmp_path / "train.py").write_text(SEVERAL)

@@ -85,7 +85,7 @@ def interval_ms(environ: Mapping[str, str] = os.environ) -> tuple[int, str]:
     except (ValueError, TypeError, AttributeError):
         return DEFAULT_INTERVAL, f"{file} could not be read"
     if interval not in INTERVALS:
-        return DEFAULT_INTERVAL, f"{interval} in {file.name} is none of {', '.join(map(str, INTERVALS))}"
+        return DEFAULT_INTERVAL, f"{interval} in {file.name} is not one of {', '.join(map(str, INTERVALS))}"
     return interval, f"as {file.name} says"
 
 
@@ -217,7 +217,7 @@ def sample_while_needed(output: Path, present: int, starter: str, errors: Errors
                 for what, words in gpus.refused.items():
                     errors.report(f"no {what}", OSError(words))
             except Exception as error:
-                errors.report("GPU metrics end", error)
+                errors.report("no more GPU metrics", error)
                 gpus = None
         try:
             writer.write(time.time(), values)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Mapping
-from ctypes import byref, c_char_p, c_uint, c_ulonglong, c_void_p
+from ctypes import byref, c_char_p, c_uint, c_ulonglong, c_void_p, create_string_buffer
 
 LIBRARY = "libnvidia-ml.so.1"
 """The functions: https://docs.nvidia.com/deploy/nvml-api/"""
 
 SUCCESS, NOT_SUPPORTED = 0, 3
+
+UUID_BYTES = 96
+"""NVML_DEVICE_UUID_V2_BUFFER_SIZE: with the 0 at its end."""
 
 HELD_BACK = 0x08 | 0x20 | 0x40 | 0x80
 """nvmlClocksThrottleReason…: HwSlowdown, SwThermalSlowdown, HwThermalSlowdown, HwPowerBrakeSlowdown. The software power cap,
@@ -43,9 +46,11 @@ class Gpus:
         self._devices = [self._device(name.strip()) for name in names if name.strip()]
         self.refused: dict[str, str] = {}
         """The driver's error instead of a value, by GPU and function; not if the GPU has no such value."""
+        self._identified = False
 
     def look(self) -> dict[tuple[str, str, str], float]:
-        """Percent by (Type, Name, Dimension).
+        """Percent by (Type, Name, Dimension); in the first answer also 1.0 by ("identity", the GPU, its UUID), as numbers are all that the
+        format has.
 
         A value that a GPU does not report is left out: a partitioned GPU (MIG) has no utilisation, a container may lack
         permission for a value, and a GPU may be lost while the others work.
@@ -53,13 +58,16 @@ class Gpus:
         values: dict[tuple[str, str, str], float] = {}
         for number, device in enumerate(self._devices):
             name = f"gpu{number}"
-            used, memory, reasons = _Utilization(), _Memory(), c_ulonglong()
+            used, memory, reasons, uuid = _Utilization(), _Memory(), c_ulonglong(), create_string_buffer(UUID_BYTES)
+            if not self._identified and self._tells(name, "nvmlDeviceGetUUID", device, uuid, c_uint(UUID_BYTES)):
+                values["identity", name, uuid.value.decode("ascii")] = 1.0
             if self._tells(name, "nvmlDeviceGetUtilizationRates", device, byref(used)):
                 values["gpu", name, "GPUUtilization"] = used.gpu
             if self._tells(name, "nvmlDeviceGetMemoryInfo", device, byref(memory)):
                 values["gpu", name, "GPUMemoryUtilization"] = 100 * memory.used / memory.total
             if self._tells(name, "nvmlDeviceGetCurrentClocksThrottleReasons", device, byref(reasons)):
                 values["clocks", "ThrottledPercent", name] = 100.0 * bool(reasons.value & HELD_BACK)
+        self._identified = True
         return values
 
     def _device(self, name: str) -> c_void_p:

@@ -133,7 +133,7 @@ def share_of_batch(global_batch_size: int, world: World) -> int:
     share, rest = divmod(global_batch_size, world.size)
     if rest or not share:
         valid = " or ".join(str(count * world.size) for count in (share, share + 1) if count)
-        raise ValueError(f"global_batch_size {global_batch_size} does not divide by {world.size} processes: {valid}")
+        raise ValueError(f"global_batch_size {global_batch_size} is not divisible by {world.size} processes: {valid}")
     return share
 
 

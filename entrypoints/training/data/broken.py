@@ -91,4 +91,4 @@ class StandIns:
                 self._broken.handle(error)
                 self._numbers.add(candidate)
                 problem = error
-        raise BrokenImage(f"{tried:,} images in a row cannot be read, from {self._name(index)} on") from problem
+        raise BrokenImage(f"{tried:,} images in a row cannot be read, starting at {self._name(index)}") from problem

@@ -122,7 +122,7 @@ class _Process:
             code = self.process.exitcode
             how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
             raise RuntimeError(
-                f"a loader process has ended ({how}): see the log above for its reason; where there is none, the host's memory was full"
+                f"a loader process has ended ({how}): the log above says why; if it does not, the host's memory was full"
             ) from error
 
 

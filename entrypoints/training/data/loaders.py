@@ -109,18 +109,20 @@ def open_loaders(
     world: World,
     *,
     batch_size_per_device: int,
+    held_out_batch_size: int | None = None,
     views: int | None = None,
     remote: Remote | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    log: Callable[[str], None] = lambda _: None,
     sampler: type[TrainingBatches] = TrainingBatches,
 ) -> Loaders:
     """Loaders over a run's data.
 
     Args:
         batch_size_per_device: images per forward pass of a process.
+        held_out_batch_size: the same of held-out images, which may be larger. None: `batch_size_per_device`.
         views: number of views of each training image. None: new ones every epoch.
         remote: fetches the training batches from other hosts. None: this host makes them.
-        say: logs how many workers make the batches, and why.
+        log: logs how many workers make the batches, and why.
         sampler: decides which training images make which batch.
 
     Raises:
@@ -148,19 +150,21 @@ def open_loaders(
     train: Batches
     if remote is not None:
         train = remote(data, batches)
-        say("training images come from other hosts")
-        say(f"evaluation: {workers.about}")
+        log("training images come from other hosts")
+        log(f"evaluation: {workers.about}")
     elif data.recipe is None:
-        say(workers.about)
+        log(workers.about)
         train = _loader(data.training, batches, data.collate_training, workers, world, keep_workers=True)
     else:
-        train = DaliBatches(data.recipe, batches, world, choose_threads(settings))
-        say(train.about())
-        say(f"evaluation: {workers.about}")
+        train = DaliBatches(data.recipe, batches, world, choose_threads(settings, world))
+        log(train.about())
+        log(f"evaluation: {workers.about}")
     return Loaders(
         train,
         batches,
-        held_out_loader(data.held_out, batch_size_per_device, workers, world, data.collate_held_out),
+        held_out_loader(
+            data.held_out, held_out_batch_size or batch_size_per_device, workers, world, data.collate_held_out
+        ),
         workers,
     )
 

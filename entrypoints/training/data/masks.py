@@ -203,8 +203,8 @@ def _one_label_alone(images: MaskedImages) -> list[str]:
         return []
     [label] = labels
     return [
-        f"WARNING: the first masks hold class {label} alone, and {settings.ignore_index}, which is ignored: where "
-        f"{settings.ignore_index} stands for class {1 - label}, as in masks of 0 and 255, write {1 - label} there"
+        f"WARNING: the first masks hold class {label} and {settings.ignore_index} only, and {settings.ignore_index} is ignored. If "
+        f"it stands for class {1 - label}, as in masks of 0 and 255, write {1 - label} instead"
     ]
 
 
@@ -254,6 +254,6 @@ def read_mask(encoded: bytes, file: str | Path, classes: int, ignore_index: int)
         row, column = np.argwhere(wrong)[0]
         raise ValueError(
             f"{file}: class {mask[row, column]} at row {row}, column {column} ({wrong.sum()} such pixels). With classes: "
-            f"{classes} they are 0 to {classes - 1}, or {ignore_index} to be ignored: correct the mask, or raise classes"
+            f"{classes}, valid numbers are 0 to {classes - 1}, and {ignore_index} for ignored pixels: correct the mask, or raise classes"
         )
     return mask

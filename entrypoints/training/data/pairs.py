@@ -93,7 +93,7 @@ def pair_up(root: Path) -> list[tuple[Path, Path]]:
     images = _by_stem(root / "images", IMAGE_ENDINGS)
     if not images:
         raise ValueError(
-            f"{root}: no images. They belong into {root / 'images'} ({', '.join(IMAGE_ENDINGS)}), and their masks into "
+            f"{root}: no images. They belong in {root / 'images'} ({', '.join(IMAGE_ENDINGS)}), and their masks in "
             f"{root / 'masks'}, with the same names but .png"
         )
     masks = _by_stem(root / "masks", (".png",))

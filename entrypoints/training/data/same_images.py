@@ -54,8 +54,8 @@ def refuse_other_images(data: Data[Any, Any], world: World) -> None:
         f"{counts[others[0]][part]:,} {name} images instead of {counts[0][part]:,}" for part, name in enumerate(images)
     )
     raise ValueError(
-        f"the images of rank {named} are not those of rank 0: rank {others[0]} has {have}"
-        f"{' of other names or classes' if counts[others[0]] == counts[0] else ''}. Every host needs the same files: remove `sharded` "
+        f"the images of rank {named} differ from rank 0's: rank {others[0]} has {have}"
+        f"{' with other names or classes' if counts[others[0]] == counts[0] else ''}. Every host needs the same files: remove `sharded` "
         "from the inputs, or compare the hosts' copies"
     )
 

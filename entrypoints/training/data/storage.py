@@ -93,9 +93,9 @@ def read_with_retries(read: Callable[[], Read], file: str | os.PathLike[str]) ->
 
 def _about(error: OSError, file: str | os.PathLike[str], tries: int, seconds: float) -> str:
     return (
-        f"storage fails on {_host()}: {_what(error, file)}, in {tries} tries over {seconds:.0f} s. No image is taken for broken. "
-        "Bring back the file system or channel (FSx: was its client evicted; FastFile: does S3 throttle), then start again: a run "
-        "goes on from its last checkpoint"
+        f"storage fails on {_host()}: {_what(error, file)}, in {tries} tries over {seconds:.0f} s. No image is counted as broken. "
+        "Restore the file system or channel (FSx: was its client evicted? FastFile: does S3 throttle?), then start again: a run "
+        "resumes from its last checkpoint"
     )
 
 
@@ -107,7 +107,7 @@ def _say_that_it_waits(error: OSError, file: str | os.PathLike[str]) -> None:
         return
     _said = now
     most = sum(doubling(failures, FIRST_PAUSE, LONGEST_PAUSE) for failures in range(1, TRIES))
-    write_line(f"waiting for storage on {_host()}, up to {most:.0f} s a read: {_what(error, file)}")
+    write_line(f"waiting for storage on {_host()}, up to {most:.0f} s per read: {_what(error, file)}")
 
 
 def _what(error: OSError, file: str | os.PathLike[str]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from launcher_observer.system.host import usable_cores
+from launcher_observer.system.host import cgroup_quotas, usable_cores
 
 from training.data.batches import Images
 from training.distributed.world import World
@@ -61,7 +61,7 @@ def choose(
         views: consecutive views of an image, each of them an image of a batch.
     """
     kind, asked = worker_kind(settings, world.device), settings.num_workers
-    share, where = cores_per_process(environ)
+    share, where = cores_per_process(world, environ)
     if asked != "auto":
         return Workers(kind, asked, f"data workers: {_counted(kind, asked)}, {_as_asked(asked, share, where)}")
     cost = milliseconds_per_image(images, views)
@@ -71,7 +71,7 @@ def choose(
     else:
         count = min(MOST if cost >= TINY else FEW, max(int(share) - 1, 1 if gpu else 0))
         why = f"{where}, one of them for training itself; an image costs {cost:.2f} ms"
-    agreed = int(world.gather_rows(torch.tensor([count])).min())  # each has measured for itself
+    agreed = _fewest(count, world)  # each has measured for itself
     if agreed != count:
         count, why = agreed, f"{why}; another process can have {agreed}"
     return Workers(kind, count, f"data workers: {_counted(kind, count)} (auto: {why})")
@@ -88,22 +88,36 @@ def worker_kind(settings: TrainingSettings, device: torch.device) -> WorkerKind:
     return "threads" if settings.preprocessing == "cpu" and not accelerator.is_gpu(device) else "processes"
 
 
-def choose_threads(settings: TrainingSettings, environ: Mapping[str, str] = os.environ) -> Workers:
-    """DALI's threads, at least one: as many as the settings ask for or, with auto, as there are cores for."""
+def choose_threads(settings: TrainingSettings, world: World, environ: Mapping[str, str] = os.environ) -> Workers:
+    """DALI's threads, at least one: as many as the settings ask for or, with auto, as there are cores for. The same number in every
+    process. A collective."""
     asked = settings.num_workers
-    share, where = cores_per_process(environ)
+    share, where = cores_per_process(world, environ)
     if asked != "auto":
         count = max(1, asked)
         return Workers("threads", count, f"{_counted('threads', count)}, {_as_asked(asked, share, where)}")
-    count = max(1, int(share) - 1)
+    own = max(1, int(share) - 1)
+    count = _fewest(own, world)
     why = f"{where}{', one of them for training itself' if share >= 2 else ''}"
+    why += f"; another process can have {count}" if count != own else ""
     return Workers("threads", count, f"{_counted('threads', count)} (auto: {why})")
 
 
-def cores_per_process(environ: Mapping[str, str]) -> tuple[float, str]:
-    """Cores that each training process of this host may use, and how that was computed, for the log."""
-    processes = processes_on_host(environ)
-    cores = usable_cores()
+def _fewest(count: int, world: World) -> int:
+    """The smallest of all processes' counts. A collective."""
+    return int(world.gather_rows(torch.tensor([count])).min())
+
+
+def cores_per_process(world: World, environ: Mapping[str, str]) -> tuple[float, str]:
+    """Cores that this training process may use if those that share them get equal parts, and how that was computed, for the log."""
+    cores, processes = usable_cores(), processes_on_host(environ)
+    if world.sharing_cores is not None:
+        bound, quota = len(os.sched_getaffinity(0)), min(cgroup_quotas(), default=float("inf"))
+        # a container's quota is for all processes, wherever they are bound
+        if bound / world.sharing_cores <= quota / processes:
+            cores, processes = bound, world.sharing_cores
+        else:
+            cores = quota
     where = f"{cores:g} core{'s' if cores != 1 else ''} for {processes} process{'es' if processes > 1 else ''}"
     return cores / processes, where
 

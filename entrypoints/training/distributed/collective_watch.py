@@ -29,23 +29,27 @@ PATIENCE = 0.75
 SILENT_BEATS = 3
 """A rank that misses this many beats is considered gone."""
 
-OUTSIDE = {"", "data_wait", "waiting for rank 0"}
+WAITING, LEAVING = "waiting for rank 0", "waiting for the other ranks to end"
+"""Phases in which a rank polls the store."""
+
+OUTSIDE = {"", "data_wait", WAITING, LEAVING}
 """Phases of ours without a collective; start-up and the end have no phase."""
 
 ORDER = (*PAUSES, *(phase.name for phase in PHASES if not phase.inside))
 """Phases from one optimizer step to the next."""
 
 SILENCE = 120
-"""Seconds without a beat of rank 0, which beats at least every 15 s, after which nobody waits for it any more."""
+"""A rank that sends no beat for this many seconds is no longer waited for; a living one sends one at least every 15 s."""
 
 FLIGHT_RECORDER = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_FR_BUFFER_SIZE": "2000"}
 """Makes NCCL's process group remember its last collectives (TORCH_FR_… is the newer name; torch 2.14 knows both): without it only our
 own phases have names."""
 
 CAUSES = {
-    "data_wait": "it waits for its input: a read from storage that hangs, or data workers that were killed. See its host's log",
-    "checkpoint": "it writes a checkpoint: raise process_group_minutes, or checkpoint_every",
-    "evaluate": "it evaluates longer than the others: its share of the images is larger, or its storage slower",
+    "data_wait": "it is waiting for input: a storage read hangs, or data workers were killed. See its host's log",
+    "checkpoint": "it is writing a checkpoint: raise process_group_minutes, or checkpoint_every",
+    LEAVING: "it has finished: the ranks did not call the same collectives",
+    "evaluate": "it takes longer to evaluate than the others: its share of the images is larger, or its storage slower",
 }
 """Why a rank may be late, by its phase."""
 
@@ -94,9 +98,9 @@ class CollectiveWatch:
         """Watch from now on."""
         self._thread.start()
 
-    def beats_of_first(self) -> int:
-        """How many beats of rank 0 were heard."""
-        return self._store.add("beats 0", 0)
+    def beats(self, rank: int) -> int:
+        """How many beats of a rank were heard."""
+        return self._store.add(f"beats {rank}", 0)
 
     def end(self) -> None:
         """Stop watching, because something failed."""
@@ -147,7 +151,7 @@ class CollectiveWatch:
         return Beat(this_host(), progress.step, progress.doing, still, name, number)
 
     def _counts(self) -> dict[int, int]:
-        return {rank: self._store.add(f"beats {rank}", 0) for rank in range(self._size)}
+        return {rank: self.beats(rank) for rank in range(self._size)}
 
     def _others(self) -> dict[int, Beat]:
         there = [rank for rank, count in self._counts().items() if count and rank != self._rank]
@@ -158,12 +162,13 @@ class Lobby:
     """Where the ranks wait for what rank 0 does alone: they poll the store, and no collective times out meanwhile.
 
     Args:
-        store: that of the roll call.
-        beats: counts rank 0's signs of life.
+        store: that of the roll call. It may live in rank 0's process, and end with it.
+        size: ranks in the job.
+        beats: counts a rank's signs of life.
     """
 
-    def __init__(self, store: Store, beats: Callable[[], int]):
-        self._store, self._beats, self._waits = PrefixStore("lobby", store), beats, 0
+    def __init__(self, store: Store, size: int, beats: Callable[[int], int]):
+        self._store, self._size, self._beats, self._waits = PrefixStore("lobby", store), size, beats, 0
 
     @contextlib.contextmanager
     def busy(self) -> Iterator[None]:
@@ -182,18 +187,32 @@ class Lobby:
         Raises:
             ConnectionError: rank 0 gives no sign of life any more.
         """
-        key, beats, heard, pause = self._next(), -1, time.monotonic(), 0.01
-        while not self._store.add(key, 0):
-            failure.progress.enter("waiting for rank 0")
-            now = self._beats()
+        if not self._poll({0: self._next()}, WAITING):
+            raise ConnectionError(
+                f"rank 0, which works alone, has given no sign of life for {SILENCE} s: see its host's log"
+            )
+
+    def leave(self, rank: int) -> None:
+        """At the end of a rank: rank 0, whose process may hold the store, stays until the others have left, or are silent."""
+        with contextlib.suppress(RuntimeError):  # the store is gone; whoever held it reports why
+            if rank == 0:
+                self._poll({other: f"left {other}" for other in range(1, self._size)}, LEAVING)
+            else:
+                self._store.add(f"left {rank}", 1)
+
+    def _poll(self, keys: dict[int, str], phase: str) -> bool:
+        """Wait until each of some ranks has set its key; False as soon as those that have not are silent."""
+        beats, heard, pause = -1, time.monotonic(), 0.01
+        while missing := [rank for rank, key in keys.items() if not self._store.add(key, 0)]:
+            failure.progress.enter(phase)
+            now = sum(map(self._beats, missing))
             if now != beats:
                 beats, heard = now, time.monotonic()
             elif time.monotonic() - heard > SILENCE:
-                raise ConnectionError(
-                    f"rank 0, which works alone, has given no sign of life for {SILENCE} s: see its host's log"
-                )
+                return False
             time.sleep(pause)
             pause = min(2 * pause, 1.0)
+        return True
 
     def _next(self) -> str:
         self._waits += 1
@@ -203,10 +222,10 @@ class Lobby:
 def _print_stack(rank: int, beat: Beat) -> None:
     """Print where a rank is stuck: its phase, and the stack of its main thread."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    lines = "".join(traceback.format_stack(frame)).rstrip() if frame is not None else "  no line: it has ended"
+    lines = "".join(traceback.format_stack(frame)).rstrip() if frame is not None else "  no line: the thread has ended"
     with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
         print(
-            f"rank {rank} stands still {beat.place()}, for {beat.still / 60:.1f} min; its main thread is at\n{lines}",
+            f"rank {rank} has been stuck {beat.place()} for {beat.still / 60:.1f} min; its main thread is at\n{lines}",
             file=sys.stderr,
             flush=True,
         )
@@ -221,7 +240,7 @@ def explain(rank: int, own: Beat, others: Mapping[int, Beat], silent: set[int], 
         timeout: seconds.
         backend: of the process group.
     """
-    end = "the process is ended, by NCCL's watchdog with SIGABRT" if backend == "nccl" else "it fails"
+    end = "NCCL's watchdog ends the process with SIGABRT" if backend == "nccl" else "it fails"
     waits = (
         f"{own.collective} (collective number {own.number})"
         if own.collective
@@ -230,11 +249,11 @@ def explain(rank: int, own: Beat, others: Mapping[int, Beat], silent: set[int], 
     head = f"rank {rank}: {own.still / 60:.1f} min in {waits}, {own.place()}; after {timeout / 60:.3g} min (process_group_minutes) {end}"
     if silent:
         gone = _some([_silent(one, others.get(one)) for one in sorted(silent)])
-        return f"{head}\ncause: {gone}: it was killed, as where its host's memory is full, or its host is gone. See that host's log"
+        return f"{head}\ncause: {gone}: it was killed, perhaps because its host's memory is full, or its host is gone. See that host's log"
     late = [one for one, beat in sorted(others.items()) if _behind(beat, own)]
     if late:
         doing = others[late[0]].doing
-        why = CAUSES.get(doing, "it is busy alone, or took another path through the script than the others")
+        why = CAUSES.get(doing, "it is busy alone, or took a different path through the script")
         where = _some([f"rank {one} ({others[one].host}) is {others[one].place()}" for one in late])
         return f"{head}\ncause: {where} and has not arrived: {why}"
     return (
@@ -292,8 +311,8 @@ def _order(beat: Beat) -> tuple[int, int]:
 
 def _silent(rank: int, beat: Beat | None) -> str:
     if beat is None:
-        return f"rank {rank} was never heard"
-    return f"rank {rank} ({beat.host}) gives no sign of life, last heard {beat.place()}"
+        return f"rank {rank} was never heard from"
+    return f"rank {rank} ({beat.host}) gives no sign of life, last heard from {beat.place()}"
 
 
 def _some(texts: list[str]) -> str:

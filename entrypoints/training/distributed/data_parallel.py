@@ -105,13 +105,13 @@ class StaticGraphDataParallel(DistributedDataParallel):
 def _check(world: World, static_graph: bool, gradient_compression: str) -> None:
     if static_graph and not world.is_torch_group:
         raise ValueError(
-            "static_graph: smddp before 1.4 has none; set it to false, or take an image with a newer smddp"
+            "static_graph: smddp before 1.4 does not support it; set it to false, or take an image with a newer smddp"
         )
     if gradient_compression == "none":
         return
     if world.backend == "smddp":
         raise ValueError(
-            f"gradient_compression: {gradient_compression} does not go with smddp, which sends gradients as they are; "
+            f"gradient_compression: {gradient_compression} does not work with smddp, which sends gradients uncompressed; "
             "set it to none, or the job's distribution to torchrun"
         )
     try:
@@ -119,7 +119,7 @@ def _check(world: World, static_graph: bool, gradient_compression: str) -> None:
     except RuntimeError as error:  # in older versions gloo has no bf16, and says so on every rank before it sends:
         # https://github.com/pytorch/pytorch/issues/111131
         raise ValueError(
-            f"gradient_compression: {world.backend} of torch {torch.__version__} cannot add up bf16 ({error}); set it to none"
+            f"gradient_compression: {world.backend} of torch {torch.__version__} cannot sum bf16 ({error}); set it to none"
         ) from error
 
 

@@ -90,8 +90,8 @@ def read_place(environ: MutableMapping[str, str] = os.environ) -> Place:
     missing = [name for name, value in found.items() if value is None]
     if missing:
         raise ValueError(
-            f"the environment has {', '.join(sorted(set(found) - set(missing)))} and no {', '.join(missing)}: "
-            "start the script by torchrun or mpirun, which set all of them, or set none to train in one process"
+            f"the environment has {', '.join(sorted(set(found) - set(missing)))} but no {', '.join(missing)}: "
+            "start the script with torchrun or mpirun, which set all of them, or set none to train in one process"
         )
     rank, size, local_rank = (int(value or 0) for value in found.values())
     if not 0 <= rank < size:
@@ -148,9 +148,7 @@ def roll_call(place: Place, backend: str, wait: Wait) -> Store:
         if store.add(kind, 0) < place.size:
             kinds = _kinds(store, place.size)
             _leave_last(store, place)
-            raise ValueError(
-                f"the ranks do not fit together: {kinds}. Give every host the same image, devices and command"
-            )
+            raise ValueError(f"the ranks do not match: {kinds}. Give every host the same image, devices and command")
     except RuntimeError as error:  # torch's, when the store is gone
         raise ConnectionError(
             f"rank 0 ended while {wait.who} waited for all of {place.size} ranks; its own log says why ({error})"
@@ -201,7 +199,7 @@ def _meeting_place(place: Place) -> tuple[str, int, bool]:
     if not host or not port.isdigit():
         raise ValueError(
             f"{place.size} processes, but MASTER_ADDR is {host!r} and MASTER_PORT {port!r}: give rank 0's host name and a free "
-            "port there, or start the script by torchrun, which sets them"
+            "port there, or start the script with torchrun, which sets them"
         )
     by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     # smddp's own start may take MASTER_PORT itself
@@ -228,7 +226,8 @@ def _open_store(place: Place, host: str, port: int, by_agent: bool, wait: Wait) 
         )
     except RuntimeError as error:
         raise ConnectionError(
-            f"{wait.who} got no store at {host}:{port}: {error}. Another run may hold the port: end it, or set another MASTER_PORT"
+            f"{wait.who} could not open the store at {host}:{port}: {error}. Another run may hold the port: "
+            "end it, or set another MASTER_PORT"
         ) from error
 
 
@@ -267,9 +266,7 @@ def _enter(store: Store, rank: int, kind: str) -> None:
     entry = f"process {os.getpid()} on {host}: {kind}"
     first = store.compare_set(f"entry {rank}", "", entry).decode()
     if first != entry:
-        raise ValueError(
-            f"two processes have the rank {rank}, this one and {first}: give each host a --node_rank of its own"
-        )
+        raise ValueError(f"two processes have rank {rank}, this one and {first}: give each host its own --node_rank")
     for key in (f"host {host}", kind, _entered(rank), "entered"):
         store.add(key, 1)
 

@@ -38,7 +38,7 @@ def find(place: Place) -> tuple[ModuleType | None, str]:
         except ModuleNotFoundError as error:
             if error.name != BACKEND:
                 raise
-            return importlib.import_module(OLDER_API), "the job asks for it, and this is one before 1.4"
+            return importlib.import_module(OLDER_API), "the job asks for it, and its version is before 1.4"
     except Exception as error:  # of any type: from 2.3.0 on the import refuses instance types
         return None, f"{type(error).__name__}: {error}"
     return dist, "the job asks for it"

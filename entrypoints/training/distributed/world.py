@@ -50,6 +50,8 @@ class World:
     """Where ranks wait for rank 0 without a collective. None: they wait in their next collective."""
     collectives: ModuleType = field(default=dist, repr=False)
     """The module with all_reduce, broadcast and all_gather: torch.distributed, or smddp's own before 1.4."""
+    sharing_cores: int | None = None
+    """Training processes of this host that are bound to this one's cores, itself included. None: it is not bound, and shares with all."""
 
     def __str__(self) -> str:
         processes = f"{self.size} process{'es' if self.size > 1 else ''}"
@@ -216,7 +218,7 @@ def process_group(timeout_minutes: float = 10) -> Iterator[World]:
     wait = Wait(f"rank {place.rank} on {this_host()}", timeout_minutes * 60)
     store = roll_call(place, backend, wait)
     watch = CollectiveWatch(store, place.rank, place.size, timeout_minutes * 60, backend)
-    lobby = Lobby(store, watch.beats_of_first)
+    lobby = Lobby(store, place.size, watch.beats)
     world = World(place.rank, place.size, place.local_rank, device, backend, reason, lobby, collectives)
     _connect(world, store, timedelta(minutes=timeout_minutes), wait)
     failure.progress.report_first = functools.partial(_report_first, store)
@@ -226,6 +228,7 @@ def process_group(timeout_minutes: float = 10) -> Iterator[World]:
     except BaseException:
         watch.end()
         raise
+    lobby.leave(place.rank)
     watch.stop()
     # Only after success: without it gloo may abort at interpreter exit, and after a failure it may wait for ranks that hang.
     failure.progress.report_first = None
@@ -240,9 +243,7 @@ def process_group(timeout_minutes: float = 10) -> Iterator[World]:
 def _why_alone() -> str:
     hosts = len(training_hosts())
     if hosts > 1:
-        return (
-            f"a single process on each of {hosts} hosts, which know nothing of each other: set distribution to torchrun"
-        )
+        return f"a single process on each of {hosts} hosts, unaware of each other: set distribution to torchrun"
     return "a single process"
 
 
@@ -275,9 +276,9 @@ def _connect(world: World, store: Store, timeout: timedelta, wait: Wait) -> None
 
     cause = (
         "the hosts' security group must pass all traffic among its own members, and GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME, "
-        "where one is set, name the network interface between them"
+        "if set, must name the network interface between them"
     )
-    what = f"the {world.backend} connections among {world.size} ranks, which are all there"
+    what = f"the {world.backend} connections among {world.size} ranks, all of which have started"
     try:
         if world.backend == "smddp":
             connect()  # a closed library that is not promised to work outside the main thread
@@ -286,7 +287,7 @@ def _connect(world: World, store: Store, timeout: timedelta, wait: Wait) -> None
             in_time(connect, wait, what, cause, is_heard=world.is_first)
     except RuntimeError as error:
         raise ConnectionError(
-            f"{wait.who} got no {world.backend} connection to the others, which are there: {error}. Check that {cause}"
+            f"{wait.who} got no {world.backend} connection to the other ranks, which have started: {error}. Check that {cause}"
         ) from error
 
 
@@ -309,18 +310,18 @@ def _prove(world: World) -> None:
         "sum of float64": lambda: total(torch.float64),
         "gather of int64, as bytes": lambda: world.gather_rows(torch.tensor([world.rank])).tolist() == ranks,
         "broadcast of bytes": lambda: world.broadcast_bytes(b"smddp" if world.is_first else None) == b"smddp",
-        "sum that is waited for later": lambda: world.any(world.rank == world.size - 1),
+        "asynchronous sum": lambda: world.any(world.rank == world.size - 1),
     }
     wrong = []
     for what, ask in asked.items():
         try:
             if not ask():
-                wrong.append(f"{what}: a wrong result")
+                wrong.append(f"{what}: wrong result")
         except (RuntimeError, ValueError, TypeError, AttributeError) as error:  # on every rank alike
             wrong.append(f"{what}: {error}")
     if wrong:
         raise ValueError(
-            f"smddp of this image cannot do what the scripts ask: {'; '.join(wrong)}. Set distribution: torchrun"
+            f"this image's smddp cannot do what the scripts need: {'; '.join(wrong)}. Set distribution: torchrun"
         )
 
 

@@ -107,7 +107,7 @@ def read(place: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     except (KeyError, TypeError) as error:
         raise Damaged(f"{MANIFEST}: {error!r}") from None
     if not known:
-        raise Damaged(f"{MANIFEST}: not of this step")
+        raise Damaged(f"{MANIFEST}: not for this step")
     contents = {}
     for name, (checksum, size) in files.items():
         contents[name] = _content(place / name)
@@ -136,7 +136,7 @@ def refuse_unreadable(value: Any, where: str) -> None:
         for number, item in enumerate(value):
             refuse_unreadable(item, f"{where}[{number}]")
     elif type(value) not in PLAIN:
-        fix = "make it a tensor, a number or a text"
+        fix = "make it a tensor, a number or a string"
         raise TypeError(f"{where} is a {type(value).__name__}, which a checkpoint cannot hold: {fix}")
 
 

@@ -48,7 +48,7 @@ class Checkpoints:
         folder: made where it is missing. None, on every rank: nothing is saved, and nothing found.
         fingerprint: settings that a checkpoint must have been saved with, so that this run may go on from it; JSON-ready.
         keep: how many stay. There is room for one more while it is written.
-        say: writes a line to the log; rank 0 alone calls it.
+        log: writes a line to the log; rank 0 alone calls it.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class Checkpoints:
         *,
         fingerprint: Mapping[str, Any] | None = None,
         keep: int = 2,
-        say: Callable[[str], None] = write_line,
+        log: Callable[[str], None] = write_line,
     ):
-        self._folder, self._world, self._keep, self._say = folder, world, keep, say
+        self._folder, self._world, self._keep, self._log = folder, world, keep, log
         self._fingerprint = json.loads(json.dumps(fingerprint or {}))  # as it comes back: a tuple is a list there
         self._decided: dict[str, int] = {}
         self._saved: int | None = None
@@ -155,7 +155,7 @@ class Checkpoints:
     def _warn(self, trouble: str) -> None:
         if trouble:
             fix = f"make room for {self._keep + 1} checkpoints (compute.volume_gb), or keep fewer"
-            self._say(f"WARNING: {trouble}. Earlier checkpoints are kept and training continues; {fix}")
+            self._log(f"WARNING: {trouble}. Earlier checkpoints are kept and training continues; {fix}")
 
     def _settled(self) -> str:
         """What went wrong with the one that is still being written, once it is."""
@@ -201,13 +201,13 @@ class Checkpoints:
         if manifest.get("format") != FORMAT:
             raise ValueError(
                 f"the checkpoint of step {manifest['step']} in {self._folder} was written by another version of these scripts: resume "
-                "with that version, or start anew with another `checkpoints` in the config or without that folder"
+                "with that version, or start over with another `checkpoints` in the config or without that folder"
             )
         different = _differences(manifest["fingerprint"], self._fingerprint)
         if different:
             raise ValueError(
-                f"the checkpoint of step {manifest['step']} in {self._folder} is of another job: {'; '.join(different)}. "
-                "Resume with its settings, or start anew with another `checkpoints` in the config or without that folder"
+                f"the checkpoint of step {manifest['step']} in {self._folder} belongs to another job: {'; '.join(different)}. "
+                "Resume with its settings, or start over with another `checkpoints` in the config or without that folder"
             )
         shared, rows = (
             torch.load(io.BytesIO(self._from_first(contents.pop(name, b""))), map_location="cpu", weights_only=True)
@@ -244,10 +244,10 @@ class Checkpoints:
                 self._damaged.append(place)
                 continue
             for complaint in complaints:
-                self._say(f"{complaint}, taking {place.name}")
+                self._log(f"{complaint}, using {place.name}")
             return manifest, contents
         for complaint in complaints:
-            self._say(f"{complaint}, and no other is intact: starting from the first step")
+            self._log(f"{complaint}, and no other is intact: starting from the first step")
         return None, {}
 
 

@@ -37,15 +37,15 @@ def decide_compiling(settings: Settings, run: Run, *, trained: int = 0, answered
     """
     world, decided = run.world, dict[str, Any]()
 
-    def say(name: str, why_not: str | None, yes: str) -> None:
+    def log(name: str, why_not: str | None, yes: str) -> None:
         if accelerator.is_gpu(world.device):
-            run.report.say(f"{name} auto: {f'no, {why_not}' if why_not else f'yes, {yes}'}")
+            run.report.log(f"{name} auto: {f'no, {why_not}' if why_not else f'yes, {yes}'}")
 
     for name, steps in {"compile": trained, "compile_teacher": answered}.items():
         asked = getattr(settings, name, False)
         if asked == "auto" and steps:
             why_not = _why_not(settings, world, steps)
-            say(name, why_not, f"into CUDA graphs: {steps:,} steps repay it")
+            log(name, why_not, f"into CUDA graphs: it pays off over {steps:,} steps")
             asked = why_not is None
         decided[name] = asked is True and steps > 0
     graphs = settings.cuda_graphs
@@ -53,11 +53,11 @@ def decide_compiling(settings: Settings, run: Run, *, trained: int = 0, answered
         no_graphs = _no_graphs(settings, world)
         graphs = no_graphs is None
         if True in (settings.compile, getattr(settings, "compile_teacher", False)):  # else it was logged already
-            say("cuda_graphs", no_graphs, "each is launched as one")
+            log("cuda_graphs", no_graphs, "each compiled pass is launched as one")
     decided["cuda_graphs"] = graphs and any(decided.values())
     if settings.cuda_graphs is True and not decided["cuda_graphs"]:
-        run.report.say(
-            "cuda_graphs true: there are none, as no model is compiled: set compile or compile_teacher to true"
+        run.report.log(
+            "cuda_graphs true has no effect, as no model is compiled: set compile or compile_teacher to true"
         )
     decided = {name: value for name, value in decided.items() if hasattr(settings, name)}
     run.record.write("decided", settings=decided)
@@ -71,7 +71,7 @@ def _why_not(settings: TrainingSettings, world: World, steps: int) -> str | None
     if no_graphs is not None:
         return no_graphs
     if steps < PAYS_FROM:
-        return f"{steps:,} steps do not repay it; about {PAYS_FROM:,} do"
+        return f"{steps:,} steps are too few for it to pay off; that takes about {PAYS_FROM:,}"
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     if shutil.which(os.environ.get("CC", "")) is None and not any(map(shutil.which, ("gcc", "clang", "cc"))):
@@ -89,6 +89,8 @@ def _no_graphs(settings: TrainingSettings, world: World) -> str | None:
         return f"torch {torch.__version__} is older than {'.'.join(map(str, MIN_TORCH))}"
     if settings.cuda_graphs is False:
         return "cuda_graphs is false, and without them it does not always pay"
+    if getattr(settings, "teacher_stream", False):
+        return "teacher_stream runs two models at once, and CUDA graphs share memory; without graphs it does not always pay"
     if not settings.one_pass_per_step:
         return "a step has several passes, whose gradients CUDA graphs would overwrite; without graphs it does not always pay"
     return None

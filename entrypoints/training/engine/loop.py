@@ -17,23 +17,23 @@ import torch
 from launcher_observer.process import grad_sync_seconds
 from torch import nn
 
-from training.data.batches import CPU_FIELDS, TrainingBatches
+from training.data.batches import TrainingBatches
 from training.data.loaders import Loaders
 from training.distributed.data_parallel import synchronise
-from training.distributed.world import World
+from training.engine.device_batches import on_device
 from training.engine.memory import peak_memory
 from training.engine.random_state import reseed, restore_rng, rng_state
 from training.engine.run import Run
 from training.engine.state import TrainingState
 from training.measure.debugger import register_hook
-from training.measure.timeline import Timeline
+from training.measure.timeline import Timeline, Window
 from training.runtime import failure, metrics
 
 Losses = dict[str, torch.Tensor]
 """Scalars by name; `loss` is the one that is minimised."""
 
 DIVERGENCE_HINT = (
-    "lower learning_rate, lengthen the warm-up, set max_grad_norm, or compute in bf16 or fp32 where it was fp16"
+    "lower learning_rate, lengthen the warm-up, set max_grad_norm, or compute in bf16 or fp32 instead of fp16"
 )
 """What to do if a model diverges."""
 
@@ -92,7 +92,7 @@ def train(task: Task, evaluate: Evaluate, states: States, loaders: Loaders, step
     resumed_from = _resume(states, run)
     run.record.passed("checkpoint")
     state = states[0]  # all take the same steps
-    register_hook(state.trainable, report.say)  # of the first model only: smdebug follows one
+    register_hook(state.trainable, report.log)  # of the first model only: smdebug follows one
 
     def evaluation_is_due() -> bool:
         epoch, rest = divmod(state.step, per_epoch)
@@ -102,7 +102,7 @@ def train(task: Task, evaluate: Evaluate, states: States, loaders: Loaders, step
         epoch = -(-state.step // per_epoch)
         validation = _evaluate(evaluate, states, (epoch, epochs, state.step, steps), run)
     if state.step > steps:
-        report.say(f"nothing is left to train: the checkpoint is of step {state.step}, and the job has {steps}")
+        report.log(f"nothing is left to train: the checkpoint is from step {state.step}, and the job has {steps}")
     stopped, saved = False, state.step
     while state.step < steps and not stopped:
         epoch, first = state.step // per_epoch + 1, state.step % per_epoch
@@ -110,7 +110,7 @@ def train(task: Task, evaluate: Evaluate, states: States, loaders: Loaders, step
         task.begin_epoch(epoch, loaders.train_batches)
         for one in states:
             one.trainable.train()
-        batches = on_device(iter(loaders.train), world, timeline)
+        batches = on_device(iter(loaders.train), world, timeline, settings.copy_stream)
         timeline.start()
         for _ in range(first, min(per_epoch, steps - (epoch - 1) * per_epoch)):
             run.operators.step()
@@ -124,16 +124,19 @@ def train(task: Task, evaluate: Evaluate, states: States, loaders: Loaders, step
             else:
                 timeline.step()
             if stopped:
-                report.say(f"stopped after step {state.step} of {steps} on SIGTERM")
+                report.log(f"stopped after step {state.step} of {steps} on SIGTERM")
                 break
             if settings.checkpoint_every and state.step % settings.checkpoint_every == 0:
                 saved = _save(states, place, run)
                 timeline.start()
         # before the evaluation, which may take longer than a stop leaves time for; a run that resumes from here evaluates first
-        if state.step != saved and (stopped or settings.checkpoint_every is None or state.step == steps):
+        if state.step != saved and (stopped or settings.checkpoint_every is None or evaluation_is_due()):
             saved = _save(states, place, run, required=stopped)
         if not stopped and evaluation_is_due():
             validation = _evaluate(evaluate, states, place, run)
+            stopped = state.step < steps and world.any(run.stop.received)
+            if stopped:
+                report.log(f"stopped after the evaluation of step {state.step} of {steps} on SIGTERM")
     run.operators.close()
     run.profiler.close()
     run.stop.finish()
@@ -162,7 +165,7 @@ def step_by_step(
     for number in itertools.count(epoch + 1):
         batches.start(number, first)
         task.begin_epoch(number, batches)
-        moved = on_device(iter(loaders.train), run.world, timeline)
+        moved = on_device(iter(loaders.train), run.world, timeline, run.settings.copy_stream)
         for _ in range(first, len(batches)):
             _step(task, states, moved, batches.accumulation, timeline)
             timeline.step()
@@ -212,22 +215,6 @@ def _optimize(state: TrainingState, timeline: Timeline) -> None:
             state.average.update(state.model, state.step)
 
 
-def on_device(batches: Iterator[Any], world: World, timeline: Timeline) -> Iterator[Any]:
-    """The loader's batches, NamedTuples, with their tensors on this rank's device, except those in CPU_FIELDS."""
-    while True:
-        with timeline.phase("data_wait"):
-            batch = next(batches, None)
-        if batch is None:
-            return
-        with timeline.phase("host_to_device"):
-            moved = {
-                name: value.to(world.device, non_blocking=True)
-                for name, value in batch._asdict().items()
-                if name not in CPU_FIELDS
-            }
-        yield batch._replace(**moved)
-
-
 def _report_step(losses: Sequence[Losses], states: States, place: Place, run: Run) -> None:
     """Report a step's metric line: losses over the global batch, seconds per phase, images/s, memory."""
     stacked = torch.stack([value for of_one in losses for value in of_one.values()])
@@ -242,55 +229,54 @@ def _report_step(losses: Sequence[Losses], states: States, place: Place, run: Ru
             )
         found[state.name][metrics.LEARNING_RATE.name] = state.learning_rate
     run.timeline.step()
-    seconds = run.timeline.window()
+    window = run.timeline.window()
     memory = {metrics.MEMORY.name: peak_memory(run.world.device) / 2**30}
     waited = [grad_sync_seconds(state.trained) for state in states]
     known = [seconds for seconds in waited if seconds is not None]
     exchange = sum(known) if len(known) == len(states) else None
-    utilisation = record_steps(seconds, memory, place, run, run.settings.global_batch_size, exchange)
-    whole = seconds.pop("step")
-    values, unsaid = metrics.line_of(found)
-    values[metrics.IMAGES_PER_SECOND.name] = run.settings.global_batch_size / whole
-    if "teacher_forward" in seconds:
-        values[metrics.TEACHER_SHARE.name] = seconds["teacher_forward"] / whole
-    phases = {f"{phase}_s": round(value, 6) for phase, value in seconds.items()}
-    said = {name: phases.pop(name) for name in metrics.STEP_LINE if name in phases}
+    utilisation = record_steps(window, memory, place, run, run.settings.global_batch_size, exchange)
+    values, unprinted = metrics.line_of(found)
+    values[metrics.IMAGES_PER_SECOND.name] = run.settings.global_batch_size / window.step
+    if "teacher_forward" in window.phases:
+        values[metrics.TEACHER_SHARE.name] = window.phases["teacher_forward"] / window.step
+    printed, phases = printed_of(window)
     used = {metrics.MFU.name: utilisation.pop("mfu")} if "mfu" in utilisation else {}
-    run.report.metrics(*place, {**values, **used, **said, **memory}, {**unsaid, **phases, **utilisation})
+    run.report.metrics(*place, {**values, **used, **printed, **memory}, {**unprinted, **phases, **utilisation})
+
+
+def printed_of(window: Window) -> tuple[dict[str, float], dict[str, float]]:
+    """A window's seconds that a metric line has room for, by the metrics' names, and the others."""
+    seconds = {f"{phase}_s": round(value, 6) for phase, value in (*window.phases.items(), ("cpu", window.cpu))}
+    return {name: seconds.pop(name) for name in metrics.STEP_LINE if name in seconds}, seconds
 
 
 def record_steps(
-    seconds: Mapping[str, float],
-    memory: Mapping[str, float],
-    place: Place,
-    run: Run,
-    images: int,
-    waited: float | None = None,
+    window: Window, memory: Mapping[str, float], place: Place, run: Run, images: int, waited: float | None = None
 ) -> dict[str, float]:
     """Record this rank's line for a window of steps.
 
     Args:
-        seconds: as Timeline.window gives them.
         images: of a step, over all processes.
         waited: seconds a step for other ranks' gradients. None: not measured.
 
     Returns:
         How much arithmetic that was, as `Arithmetic.window` gives it.
     """
-    utilisation = run.arithmetic.window(
-        images / run.world.size, run.timeline.answered, seconds["step"], run.timeline.steps
-    )
-    shown = {**seconds}
-    of_workers = run.timeline.worker_cpu
-    used = {"cpu_seconds": shown.pop("cpu") - of_workers, "worker_cpu_seconds": of_workers}  # not phases: all threads
+    utilisation = run.arithmetic.window(images / run.world.size, window.answered, window.step, window.steps)
+    seconds = {**window.phases, "step": window.step}
     if waited is not None:
-        shown["grad_sync"] = waited
-    window = {"steps": run.timeline.steps, "slowest_step": run.timeline.slowest_step}
-    speed = {"images_per_second": images / seconds["step"]}
+        seconds["grad_sync"] = waited
+    about = {
+        "steps": window.steps,
+        "slowest_step": window.slowest_step,
+        "images_per_second": images / window.step,
+        "cpu_seconds": window.cpu - window.worker_cpu,
+        "worker_cpu_seconds": window.worker_cpu,
+    }
     slowed = {"profiled": True} if run.operators.slowed() else {}
     served: dict[str, Any] = {"servers": run.servers.window()} if run.servers is not None else {}
-    extra = {**window, **speed, **used, **utilisation, **run.timeline.scheduling, **memory, **slowed, **served}
-    run.record.steps(place[0], place[2], shown, extra)
+    extra = {**about, **utilisation, **window.scheduling, **memory, **slowed, **served}
+    run.record.steps(place[0], place[2], seconds, extra)
     return utilisation
 
 
@@ -315,8 +301,8 @@ def _evaluate(evaluate: Evaluate, states: States, place: Place, run: Run) -> dic
         for part, value in values.items()
         if isinstance(value, float)
     }
-    said, unsaid = metrics.line_of(numbers)
-    run.report.metrics(*place, {**said, metrics.EVALUATE_SECONDS.name: seconds}, {**unsaid, **parts})
+    printed, unprinted = metrics.line_of(numbers)
+    run.report.metrics(*place, {**printed, metrics.EVALUATE_SECONDS.name: seconds}, {**unprinted, **parts})
     return found
 
 
@@ -366,5 +352,5 @@ def _resume(states: States, run: Run) -> int | None:
         reseed(run.settings.seed, loaded.step, run.world.rank)
     else:
         restore_rng(loaded.own, run.world.device)
-    run.report.say(f"resuming from the checkpoint of step {loaded.step}")
+    run.report.log(f"resuming from the checkpoint of step {loaded.step}")
     return loaded.step

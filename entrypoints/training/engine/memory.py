@@ -1,27 +1,25 @@
-"""The memory of a training step: what it holds, what each setting saves, and how many images fit at once."""
+"""What a training step holds in memory, and what it would hold without each setting."""
 
 from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from launcher_observer.process import peak_host_memory
-from launcher_observer.system.host import available_memory
 from torch import nn
 
 from training.data.batches import Images, share_of_batch
 from training.data.loaders import Data
 from training.distributed.world import World
-from training.engine.memory_trial import StepTrial, largest_that_fits
+from training.engine.memory_trial import StepTrial
 from training.engine.optimizers import STATE_PER_PARAMETER
 from training.engine.state import TrainingState
+from training.models.fp8 import WORKING_BYTES, Fp8Linear
 from training.models.precision import Precision
-from training.runtime import accelerator, failure
-from training.runtime.reporting import Reporter
+from training.runtime import accelerator
 from training.settings.scripts import TrainingSettings
 
 HEADROOM = 0.1
@@ -42,8 +40,6 @@ CAST_MODULES = (nn.Linear, nn.modules.conv._ConvNd)
 FILLED = "teacher_cache, once it is filled,"
 """The setting that saves nothing yet when a run begins."""
 
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
 
 @dataclass(frozen=True)
 class Footprint:
@@ -59,6 +55,8 @@ class Footprint:
     """The teacher's weights; 0: there is none, or it does not run."""
     teacher_activations: float = 0
     """Per image: the most that the teacher holds at once; it keeps nothing."""
+    teacher_beside: bool = False
+    """Whether the teacher runs during the student's previous step."""
     pairs: float = 0
     """What a relational loss keeps per pair of images: N images have N²."""
     triples: float = 0
@@ -67,22 +65,43 @@ class Footprint:
     """Copies of the weights in autocast's format, which live as long as a step; 0: there is no autocast."""
     workspace: float = 0
     """What a GPU's kernels and the loss take in addition, however few the images; 0: not measured."""
+    share: int = 0
+    """The process's share of the global batch if DDP exchanges gradients; 0: the process is alone."""
 
     @property
     def fixed(self) -> int:
         """Bytes that do not depend on the batch; gradients are as large as the weights."""
         return 2 * self.weights + self.casts + self.optimizer + self.average + self.teacher + int(self.workspace)
 
+    @property
+    def per_image(self) -> float:
+        """Bytes that each further image takes, without what pairs and triples keep."""
+        if self.teacher_beside:
+            return self.activations + self.teacher_activations
+        return max(self.activations, self.teacher_activations)
+
+    def accumulated(self, images: int) -> int:
+        """Bytes of the gradients that passes of N images accumulate beside DDP's buckets; 0: a step is one pass, or there are no buckets.
+
+        A pass in `no_sync` leaves its gradients in storages of their own; only the pass that exchanges them puts them into the buckets,
+        which stay allocated between steps (torch 2.14, torch/csrc/distributed/c10d/reducer.cpp, `mark_variable_ready_dense`).
+        """
+        return self.weights if images < self.share else 0
+
     def step(self, images: int) -> float:
-        """Bytes of a step on N images. The teacher is done before the student begins."""
+        """Bytes of a step on N images. Without `teacher_beside`, the teacher is done before the student begins."""
         kept = images * (self.activations + images * (self.pairs + images * self.triples))
-        return self.fixed + max(kept, images * self.teacher_activations)
+        asked = images * self.teacher_activations
+        fixed = self.fixed + self.accumulated(images)
+        return fixed + (kept + asked if self.teacher_beside else max(kept, asked))
 
     def largest_batch(self, capacity: int) -> int:
         """Images that fit into N bytes at once, with headroom."""
         space = capacity * (1 - HEADROOM)
-        most = max(0, int(space - self.fixed))  # at least a byte per image
-        return bisect.bisect_right(range(1, most + 1), space, key=self.step)
+        # the whole share may fit where a little less does not, which accumulates
+        least = max(1, self.share) if self.step(self.share) <= space else 1
+        most = max(least, int(space - self.fixed))  # at least a byte per image
+        return least - 1 + bisect.bisect_right(range(least, most + 1), space, key=self.step)
 
 
 def example(data: Data[Images, Images], device: torch.device) -> torch.Tensor:
@@ -147,17 +166,21 @@ def loss_bytes(loss: Callable[[int], torch.Tensor], device: torch.device) -> tup
 
 
 def working_bytes(model: nn.Module, images: torch.Tensor) -> float:
-    """The most bytes that a forward pass without gradients holds per image: the largest module's input plus output.
+    """The most bytes that a forward pass without gradients holds per image: the largest module's input plus output, or what an fp8 layer
+    needs to scale its input.
 
     Args:
         images: (batch, channels, height, width), as the model takes them.
     """
     largest = 0
 
-    def watch(_module: nn.Module, inputs: tuple[object, ...], output: object) -> None:
+    def watch(module: nn.Module, inputs: tuple[object, ...], output: object) -> None:
         nonlocal largest
         tensors = [item for item in (*inputs, output) if isinstance(item, torch.Tensor)]
-        largest = max(largest, sum(item.numel() * item.element_size() for item in tensors))
+        held = sum(item.numel() * item.element_size() for item in tensors)
+        if isinstance(module, Fp8Linear):
+            held = max(held, WORKING_BYTES * tensors[0].numel())
+        largest = max(largest, held)
 
     hooks = [module.register_forward_hook(watch) for module in model.modules() if not any(module.children())]
     try:
@@ -174,76 +197,6 @@ def peak_memory(device: torch.device) -> int:
     if accelerator.is_gpu(device):
         return accelerator.peak_memory(device)
     return peak_host_memory()
-
-
-def capacity(world: World) -> int:
-    """Bytes that this process can use: its GPU's, or its share of what the machine, and its container, have left. A collective."""
-    if accelerator.is_gpu(world.device):
-        free, _ = accelerator.memory(world.device)
-        return free + accelerator.reserved_memory(world.device)
-    # proc(5): one value per boot of a machine; several hosts may be containers or processes of one machine
-    machine = torch.tensor([*BOOT_ID.read_bytes()])[None]
-    neighbours = int((world.gather_rows(machine) == machine).all(1).sum())
-    return available_memory() // neighbours
-
-
-def batch_size_per_device(settings: TrainingSettings, world: World, fits: int) -> int:
-    """Images that a process passes through the model at once: its share of the global batch, or what the settings say.
-
-    Args:
-        fits: the most that its memory holds; `auto` takes the largest divisor of its share up to that.
-
-    Raises:
-        ValueError: the processes cannot have equal shares, or not even one image fits.
-    """
-    share, asked = share_of_batch(settings.global_batch_size, world), settings.batch_size_per_device
-    if asked is None:
-        return share
-    if asked != "auto":
-        return asked
-    if fits < 1:
-        raise ValueError(
-            "batch_size_per_device auto: not even one image fits in memory. Take a smaller model or image_size, set zero or "
-            "precision bf16, or take a larger device"
-        )
-    return parts_of(share, fits)[0]
-
-
-def parts_of(share: int, fits: int) -> list[int]:
-    """Batch sizes up to `fits` that divide a process's share of the global batch, in descending order."""
-    return [size for size in range(min(fits, share), 0, -1) if share % size == 0]
-
-
-def explain(now: Footprint, without: Mapping[str, Footprint], capacity: int) -> list[str]:
-    """Log lines: what a step holds, and what each setting saves.
-
-    Args:
-        without: by setting, the footprint that the run would have without it.
-    """
-    parts = {
-        "weights": now.weights,
-        "gradients": now.weights,
-        "autocast's copies": now.casts,
-        "optimizer": now.optimizer,
-        "moving average": now.average,
-        "teacher": now.teacher,
-        "workspace": int(now.workspace),
-    }
-    kept = ", ".join(f"{name} {_size(value)}" for name, value in parts.items() if value)
-    lines = [
-        f"memory of a process: {kept}, and {_size(now.activations)} an image; {_size(capacity)} are there: "
-        f"{now.largest_batch(capacity):,} images fit at once"
-    ]
-    for setting, other in without.items():
-        saved = other.fixed - now.fixed
-        bytes_per_image = max(other.activations, other.teacher_activations) - max(
-            now.activations, now.teacher_activations
-        )
-        lines.append(
-            f"  {setting} saves {_size(saved)}, and {_size(bytes_per_image)} an image: without it "
-            f"{other.largest_batch(capacity):,} would fit"
-        )
-    return lines
 
 
 def measure(states: Sequence[TrainingState], data: Data[Images, Images]) -> tuple[Footprint, dict[str, Footprint]]:
@@ -266,6 +219,7 @@ def together(footprints: Sequence[Footprint]) -> Footprint:
         pairs=max(one.pairs for one in footprints),
         triples=max(one.triples for one in footprints),
         casts=max(one.casts for one in footprints),
+        share=footprints[0].share,
     )
 
 
@@ -277,6 +231,7 @@ def _measured(state: TrainingState, image: torch.Tensor) -> tuple[Footprint, dic
         average=0 if state.average is None else bytes_of(state.model),
         activations=activation_bytes(model, image, state.precision),
         casts=cast_bytes(model, state.precision),
+        share=share_of_batch(settings.global_batch_size, world) if world.size > 1 else 0,
     )
     without = {}
     if settings.zero and world.size > 1:
@@ -300,7 +255,7 @@ def as_tried(
         most: the most images that pass through the model at once; below 8, no difference is taken.
     """
     few, more = (min(count, most) for count in TRIED)
-    kept = max(now.activations, now.teacher_activations)
+    kept = now.per_image
     if more < 2 * few or not kept or now.pairs or now.triples:
         return now, dict(without)
     of_few, of_more = trial.held(few), trial.held(more)
@@ -318,93 +273,6 @@ def as_tried(
         )
 
     return corrected(now), {name: corrected(one) for name, one in without.items()}
-
-
-def choose_batch_size(
-    now: Footprint,
-    without: Mapping[str, Footprint],
-    settings: TrainingSettings,
-    world: World,
-    report: Reporter,
-    trial: StepTrial,
-    before: int | None = None,
-) -> int:
-    """Choose how many images each process passes through the model at once; log what a step holds and what each setting saves.
-    A collective.
-
-    With `auto` on a GPU, a whole step is tried before the first one; if memory runs out, the next smaller divisor of the share follows.
-
-    Args:
-        now, without: as `measure` gives them; FILLED among the latter is the state that the run begins in.
-        before: the size of the run that this one resumes, if that had as many processes. `auto` takes the same if it fits, for the same
-            numbers.
-
-    Raises:
-        ValueError: as `batch_size_per_device`; or no step fits.
-    """
-    share = share_of_batch(settings.global_batch_size, world)
-    if accelerator.is_gpu(world.device):
-        asked = settings.batch_size_per_device
-        now, without = as_tried(now, without, trial, asked if isinstance(asked, int) else share)
-    space, first = capacity(world), without.get(FILLED, now)
-    here = min(step.largest_batch(space) for step in (now, first))
-    for line in explain(now, without, space):
-        report.say(line)
-    fits = int(world.gather_rows(torch.tensor([here])).min())
-    if settings.batch_size_per_device == "auto":
-        size = _by_itself(
-            settings, world, fits, trial, report.say, before if before in parts_of(share, share) else None
-        )
-    else:
-        size = batch_size_per_device(settings, world, fits)
-    failure.progress.out_of_memory = when_full(size, share, max(now.step(size), first.step(size)), space, settings)
-    return size
-
-
-def _by_itself(
-    settings: TrainingSettings,
-    world: World,
-    fits: int,
-    trial: StepTrial,
-    say: Callable[[str], None],
-    before: int | None,
-) -> int:
-    """The size that `auto` takes; logs it."""
-    size = batch_size_per_device(settings, world, min(fits, before or fits))
-    if accelerator.is_gpu(world.device):  # a step is tried there
-        size = largest_that_fits(parts_of(share_of_batch(settings.global_batch_size, world), size), trial, world, say)
-    if before is None:
-        say(f"batch_size_per_device: {size}, by itself")
-    elif size == before:
-        say(f"batch_size_per_device: {size}, as before")
-    else:
-        say(
-            f"batch_size_per_device: {size}, by itself: there is no room for the {before} of before. Sums are of other parts, so numbers "
-            "differ from those of a run that was not interrupted"
-        )
-    return size
-
-
-def when_full(size: int, share: int, predicted: float, space: int, settings: TrainingSettings) -> str:
-    """What to change if a GPU's memory is full in spite of all this.
-
-    Args:
-        size: images that pass through the model at once.
-        share: a process's share of the global batch.
-        predicted: bytes of a step.
-        space: bytes available.
-    """
-    smaller = parts_of(share, size - 1)[:1]
-    changes = [f"batch_size_per_device: {part}" for part in smaller]
-    changes += ["batch_size_per_device: auto"] if settings.batch_size_per_device != "auto" else []
-    changes += [] if settings.zero else ["zero: true"]
-    asked = f"set {', or '.join(changes)}, and resume" if changes else "resume on a larger device"
-    anew = ["precision: bf16"] if settings.precision in ("fp32", "tf32") else []
-    anew += ["a smaller model or image_size"]
-    return (
-        f"A step of {size} images was predicted to take {_size(predicted)} of {_size(space)}: {asked}; "
-        f"or begin anew with {', or '.join(anew)}"
-    )
 
 
 def _kept(function: Callable[[int], Any], images: int) -> int:
@@ -427,7 +295,3 @@ def _kept(function: Callable[[int], Any], images: int) -> int:
     with torch.autograd.graph.saved_tensors_hooks(note, not_asked):
         function(images)
     return sum(storage.nbytes() for storage in storages.values())
-
-
-def _size(count: float) -> str:
-    return f"{count / 1e9:.2f} GB" if abs(count) >= 1e9 else f"{count / 1e6:.1f} MB"

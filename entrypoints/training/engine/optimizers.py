@@ -46,7 +46,9 @@ def build(model: nn.Module, settings: TrainingSettings, world: World) -> Optimiz
         options["fused"] = True
     if settings.zero and world.size > 1:
         if not world.is_torch_group:
-            raise ValueError("zero: smddp before 1.4 has no group that torch can share the state in; set it to false")
+            raise ValueError(
+                "zero: smddp before 1.4 has no process group over which torch can shard the state; set it to false"
+            )
         # Each rank's parameters as views of one buffer: one broadcast per rank and dtype, not per parameter. Such views would undo
         # channels-last order.
         flat = not any(only_channels_last(parameter) for parameter in model.parameters())
@@ -103,9 +105,7 @@ def _options(name: str) -> dict[str, Any]:
         return {"momentum": 0.9, "nesterov": True}
     if name in ("nadam", "radam"):
         if "decoupled_weight_decay" not in inspect.signature(CLASSES[name]).parameters:
-            raise ValueError(
-                f"optimizer {name}: torch {torch.__version__} has it without decoupled weight decay: set adamw"
-            )
+            raise ValueError(f"optimizer {name}: torch {torch.__version__} lacks its decoupled weight decay: set adamw")
         return {"decoupled_weight_decay": True}
     return {}
 

@@ -88,7 +88,7 @@ class _Bench:
 
     def __init__(self, states: States, run: Run, opened: Open, file: Path, loaders: Loaders):
         self.states, self.run, self.opened, self.file = states, run, opened, file
-        self.settings, self.world, self.say = run.settings, run.world, run.report.say
+        self.settings, self.world, self.log = run.settings, run.world, run.report.log
         self.today, self.kind = _workers(loaders)
         self.ends = process_started() + self.settings.probe_seconds
         self.turn, self.next_step = LONGEST_TURN, 0
@@ -104,7 +104,7 @@ class _Bench:
             "finished": False,
             "workers": self.today,
             "worker_kind": self.kind,
-            "cores_per_process": cores_per_process(os.environ)[0],
+            "cores_per_process": cores_per_process(self.world, os.environ)[0],
             "world_size": self.world.size,
             "device": self.world.device.type,
             "device_name": accelerator.name(self.world.device),
@@ -117,7 +117,7 @@ class _Bench:
         left = self._agreed(self.ends - time.time())
         turns = sum(TURNS.values()) + (len(counts) - 1) * TURNS["input_alone"]
         self.turn = min(LONGEST_TURN, max(left, 0.0) / turns / 2)  # half of the time goes into warming up
-        self.say(
+        self.log(
             f"probe_seconds {self.settings.probe_seconds:g}: this run measures and does not train; {left:.0f} s are left, "
             f"{self.turn:.2f} s for each turn"
         )
@@ -184,10 +184,8 @@ class _Bench:
             steps.close()  # its threads end with it
         if not isinstance(loaders.train, RepeatedBatch):
             self.next_step += warm + counted  # so that no file is read twice while there are others
-        means = self.run.timeline.window()
-        whole = means.pop("step")
-        means.pop("cpu")
-        self.phases = {phase: round(mean / whole, 4) for phase, mean in means.items()}
+        window = self.run.timeline.window()
+        self.phases = {phase: round(mean / window.step, 4) for phase, mean in window.phases.items()}
         return counted * self.settings.global_batch_size / elapsed
 
     def input_alone(self, loaders: Loaders, workers: int) -> dict[str, float]:
@@ -221,7 +219,7 @@ class _Bench:
         return False
 
     def log_speed(self, what: str, speed: float) -> None:
-        self.say(f"{what}: {speed:.1f} images/s")
+        self.log(f"{what}: {speed:.1f} images/s")
 
     def _open(self, workers: int) -> Loaders:
         return self.opened(replace(self.settings, num_workers=workers))

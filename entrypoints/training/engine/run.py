@@ -22,9 +22,10 @@ from training.measure.sagemaker_profiler import SageMakerProfiler
 from training.measure.timeline import Timeline
 from training.measure.timeline_record import TimelineRecord
 from training.models.precision import resolved
-from training.runtime.environment import Environment, read_environment
+from training.runtime import numa
+from training.runtime.environment import Environment, processes_on_host, read_environment
 from training.runtime.failure import failure_file
-from training.runtime.reporting import Reporter
+from training.runtime.reporting import Reporter, write_line
 from training.servers.remote import ImageServers, image_servers
 from training.settings.scripts import TrainingSettings
 
@@ -64,10 +65,20 @@ def started(settings: Settings) -> Iterator[tuple[Settings, Run]]:
         failure_file(environment.failure_file),
         system_monitor(environment.output_data_dir, read_place().local_rank, wanted=settings.system_monitor),
         process_group(settings.process_group_minutes) as world,
-        image_servers(settings, environment, world) as servers,
     ):
-        settings, run = open_run(settings, environment, world)
-        yield settings, replace(run, servers=servers)
+        if settings.numa_binding:  # before anything that inherits it, and after the monitor, which watches all cores
+            world = _bound(world)
+        with image_servers(settings, environment, world) as servers:
+            settings, run = open_run(settings, environment, world)
+            yield settings, replace(run, servers=servers)
+
+
+def _bound(world: World) -> World:
+    """The world of a process that stays next to its GPU from now on."""
+    sharing, about = numa.bind(world.device, processes_on_host())
+    if world.is_first or sharing is None:
+        write_line(f"rank {world.rank}: {about}" if world.size > 1 else about)
+    return replace(world, sharing_cores=sharing)
 
 
 def open_run(settings: Settings, environment: Environment, world: World) -> tuple[Settings, Run]:
@@ -83,21 +94,21 @@ def open_run(settings: Settings, environment: Environment, world: World) -> tupl
     report = Reporter(environment.output_data_dir, active=world.is_first)
     if world.is_first_on_host:
         (environment.output_data_dir / LISTING).unlink(missing_ok=True)  # an earlier run's, in a plain shell
-    report.say(str(world))
-    report.say(f"precision {precision} ({why})")
+    report.log(str(world))
+    report.log(f"precision {precision} ({why})")
     checkpoints = Checkpoints(
         environment.checkpoint_dir,
         world,
         fingerprint=settings.fingerprint(),
         keep=settings.keep_checkpoints,
-        say=report.say,
+        log=report.log,
     )
     if not checkpoints.enabled:
-        report.say("no checkpoints: the job has no folder for them (in a config: checkpoints)")
+        report.log("no checkpoints: the job has no checkpoint folder (set `checkpoints` in the config)")
     record = TimelineRecord(environment.output_data_dir, world, settings)
     record.passed("imports")
-    operators = OperatorWindow(settings, world, environment.output_data_dir, report.say)
-    profiler = SageMakerProfiler(settings, world.device, report.say)
+    operators = OperatorWindow(settings, world, environment.output_data_dir, report.log)
+    profiler = SageMakerProfiler(settings, world.device, report.log)
     timeline = Timeline(world.device)
     run = Run(
         settings,
@@ -127,7 +138,7 @@ def count_arithmetic(run: Run, image: torch.Tensor, trained: Iterable[Counted], 
     about = run.arithmetic.about()
     run.record.write("arithmetic", **about)
     if about["why_no_mfu"]:
-        run.report.say(f"no MFU: {about['why_no_mfu']}")
+        run.report.log(f"no MFU: {about['why_no_mfu']}")
 
 
 def total_steps(settings: TrainingSettings, images: int) -> int:

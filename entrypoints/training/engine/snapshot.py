@@ -41,5 +41,5 @@ def _copied(tree: Any) -> Any:
 def _say_unpinned(error: str) -> None:
     """Once for each error."""
     write_line(
-        f"the host's memory cannot be pinned for a checkpoint ({error}): it is copied there without, which takes longer"
+        f"the host's memory cannot be pinned for a checkpoint ({error}): the copy uses unpinned memory, which takes longer"
     )

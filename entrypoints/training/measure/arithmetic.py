@@ -19,7 +19,7 @@ from training.measure.timeline import WARM_UP_STEPS
 from training.runtime import accelerator
 
 Counted = tuple[nn.Module, str]
-"""A model, uncompiled, and the precision that it computes in: fp32, tf32, bf16 or fp16."""
+"""A model, uncompiled, and the precision that it computes in: fp32, tf32, bf16, fp16 or fp8."""
 
 IMAGES = 2
 """Images in the pass that is counted: BatchNorm takes no fewer."""
@@ -50,22 +50,22 @@ PEAKS = (
     ),
     Peak(
         r"NVIDIA L40S",
-        {"fp32": 91.6, "tf32": 183.0, "bf16": 362.0, "fp16": 362.0},
+        {"fp32": 91.6, "tf32": 183.0, "bf16": 362.0, "fp16": 362.0, "fp8": 733.0},
         "https://www.nvidia.com/en-us/data-center/l40s/",
     ),
     Peak(
         r"NVIDIA L4",
-        {"fp32": 30.3, "tf32": 60.0, "bf16": 121.0, "fp16": 121.0},
+        {"fp32": 30.3, "tf32": 60.0, "bf16": 121.0, "fp16": 121.0, "fp8": 242.5},
         "https://www.nvidia.com/en-us/data-center/l4/",
     ),
     Peak(
         r"NVIDIA H100 80GB HBM3",
-        {"fp32": 67.0, "tf32": 494.5, "bf16": 989.0, "fp16": 989.0},
+        {"fp32": 67.0, "tf32": 494.5, "bf16": 989.0, "fp16": 989.0, "fp8": 1979.0},
         "https://www.nvidia.com/en-us/data-center/h100/",
     ),
     Peak(
         r"NVIDIA H200",
-        {"fp32": 67.0, "tf32": 494.5, "bf16": 989.0, "fp16": 989.0},
+        {"fp32": 67.0, "tf32": 494.5, "bf16": 989.0, "fp16": 989.0, "fp8": 1979.0},
         "https://www.nvidia.com/en-us/data-center/h200/",
     ),
 )
@@ -110,6 +110,11 @@ def operations(model: nn.Module, image: torch.Tensor, *, trains: bool) -> float:
         Exception: whatever the model raises if it needs more than shapes.
         ImportError: torch is older than 2.1, and cannot count.
     """
+    return _counted(model, image, trains)[0]
+
+
+def _counted(model: nn.Module, image: torch.Tensor, trains: bool) -> tuple[float, float]:
+    """What `operations` returns, and how many of these are matrix products in fp8."""
     from torch.func import functional_call  # here, like the next: both are slow to import
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -125,7 +130,8 @@ def operations(model: nn.Module, image: torch.Tensor, *, trains: bool) -> float:
         if trains:
             outputs = output if isinstance(output, tuple) else (output,)
             torch.stack([part.float().sum() for part in outputs]).sum().backward()
-    return float(counter.get_total_flops()) / IMAGES
+    by_operator = {str(operator): count for operator, count in counter.get_flop_counts().get("Global", {}).items()}
+    return counter.get_total_flops() / IMAGES, by_operator.get("aten._scaled_mm", 0) / IMAGES
 
 
 class Arithmetic:
@@ -137,8 +143,8 @@ class Arithmetic:
     def __init__(self, device: torch.device):
         self._name = accelerator.name(device)
         self._peak = peak(self._name)
-        self._trained: list[tuple[float, str]] = []
-        self._asked: list[tuple[float, str]] = []
+        self._trained: list[dict[str, float]] = []
+        self._asked: list[dict[str, float]] = []
         self._why_not = "the run has not counted its models' operations"
         self._ideal = self._seconds = 0.0
         self._steps = 0
@@ -152,12 +158,8 @@ class Arithmetic:
             asked: the teacher's models.
         """
         try:
-            self._trained = [
-                (operations(model, image, trains=True), self._used(precision)) for model, precision in trained
-            ]
-            self._asked = [
-                (operations(model, image, trains=False), self._used(precision)) for model, precision in asked
-            ]
+            self._trained = [self._by_precision(model, precision, image, True) for model, precision in trained]
+            self._asked = [self._by_precision(model, precision, image, False) for model, precision in asked]
             self._why_not = ""
         except ImportError:
             self._why_not = f"torch {torch.__version__} does not count operations: 2.1 and later do"
@@ -179,8 +181,8 @@ class Arithmetic:
         """
         if self._why_not:
             return {}
-        done = [(images * each, precision) for each, precision in self._trained]
-        done += [(asked * each, precision) for each, precision in self._asked]
+        done = [(images * count, precision) for one in self._trained for precision, count in one.items()]
+        done += [(asked * count, precision) for one in self._asked for precision, count in one.items()]
         found = {"tflops": sum(count for count, _ in done) / seconds / 1e12}
         if self._no_peak:
             return found
@@ -190,6 +192,11 @@ class Arithmetic:
             self._ideal, self._seconds = self._ideal + steps * ideal, self._seconds + steps * seconds
         self._steps += steps
         return {**found, "mfu": ideal / seconds}
+
+    def _by_precision(self, model: nn.Module, precision: str, image: torch.Tensor, trains: bool) -> dict[str, float]:
+        """A model's operations for one image, by precision. In an fp8 model the replaced linear layers count as fp8, the rest as bf16."""
+        total, in_fp8 = _counted(model, image, trains)
+        return {"fp8": in_fp8, "bf16": total - in_fp8} if precision == "fp8" else {self._used(precision): total}
 
     def _used(self, precision: str) -> str:
         """The precision of matrix products, for fp32 may mean tf32: training/models/precision.py sets that for the whole process."""
@@ -201,16 +208,20 @@ class Arithmetic:
         """Why there is no MFU, though operations were counted; "" if there is one."""
         if self._peak is None:
             return f"no peak is known for this device ({self._name or 'CPU'})"
-        lacking = {precision for _, precision in (*self._trained, *self._asked)} - {*self._peak.teraflops}
+        lacking = self._precisions - {*self._peak.teraflops}
         return f"no peak is known for {', '.join(sorted(lacking))} on this device ({self._name})" if lacking else ""
+
+    @property
+    def _precisions(self) -> set[str]:
+        return {precision for one in (*self._trained, *self._asked) for precision in one}
 
     def about(self) -> dict[str, Any]:
         """Entries for a run's record: operations per image, peaks with their source, and why there is no MFU, "" if it is
         known."""
-        known = {"gflop_per_image": [each / 1e9 for each, _ in self._trained]} if not self._why_not else {}
-        asked = {"teacher_gflop_per_image": [each / 1e9 for each, _ in self._asked]} if self._asked else {}
-        used = {precision for _, precision in (*self._trained, *self._asked)}
-        peaks = {name: value for name, value in (self._peak.teraflops if self._peak else {}).items() if name in used}
+        known = {"gflop_per_image": [sum(one.values()) / 1e9 for one in self._trained]} if not self._why_not else {}
+        asked = {"teacher_gflop_per_image": [sum(one.values()) / 1e9 for one in self._asked]} if self._asked else {}
+        found = self._peak.teraflops if self._peak else {}
+        peaks = {name: value for name, value in found.items() if name in self._precisions}
         sourced = {"peak_tflops": peaks, "peak_source": self._peak.source} if self._peak and peaks else {}
         return {**known, **asked, **sourced, "why_no_mfu": self._why_not or self._no_peak}
 

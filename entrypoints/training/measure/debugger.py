@@ -13,12 +13,12 @@ CONFIG = "/opt/ml/input/config/debughookconfig.json"
 """SageMaker writes it for a job with `debugger`, and smdebug looks there unless SMDEBUG_CONFIG_FILE_PATH names another."""
 
 
-def register_hook(model: nn.Module, say: Callable[[str], None], environ: Mapping[str, str] = os.environ) -> None:
+def register_hook(model: nn.Module, log: Callable[[str], None], environ: Mapping[str, str] = os.environ) -> None:
     """Make smdebug save what the job's `debugger` section names. If it cannot, it logs that, and training continues.
 
     Args:
         model: the trained one, not wrapped.
-        say: prints one line.
+        log: prints one line.
     """
     file = Path(environ.get("SMDEBUG_CONFIG_FILE_PATH", CONFIG))
     if not file.is_file():
@@ -31,6 +31,6 @@ def register_hook(model: nn.Module, say: Callable[[str], None], environ: Mapping
         hook = smdebug.pytorch.Hook.create_from_json_file(str(file))
         hook.register_module(model)
     except Exception as error:  # the image has no smdebug, or one that does not fit its torch, protobuf or Python
-        say(f"Debugger's hook was requested ({file}) but cannot be loaded: {type(error).__name__}: {error}")
+        log(f"Debugger's hook was requested ({file}) but cannot be loaded: {type(error).__name__}: {error}")
         return
-    say(f"Debugger's hook saves tensors, as {file.name} says")
+    log(f"Debugger's hook saves tensors, as {file.name} says")

@@ -37,11 +37,11 @@ class OperatorWindow:
 
     Args:
         folder: where both go.
-        say: logs what is recorded and what took longest.
+        log: logs what is recorded and what took longest.
     """
 
-    def __init__(self, settings: TrainingSettings, world: World, folder: Path, say: Callable[[str], None]):
-        self._settings, self._world, self._folder, self._say = settings, world, folder, say
+    def __init__(self, settings: TrainingSettings, world: World, folder: Path, log: Callable[[str], None]):
+        self._settings, self._world, self._folder, self._log = settings, world, folder, log
         self._steps = settings.profile_steps
         self._first, self._seen = settings.profile_after, 0
         self._recording = False
@@ -83,10 +83,10 @@ class OperatorWindow:
             (self._folder / "operators.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
             recorded.export_chrome_trace(str(self._folder / TRACE))
         except (OSError, RuntimeError) as error:  # a trace may fill a disk; the training goes on
-            self._say(f"torch.profiler's files are not whole: {error}")
+            self._log(f"torch.profiler's files are incomplete: {error}")
             return
         top = ", ".join(f"{one['name'][:60]} {one['share']:.0%}" for one in found["operators"][:5])
-        self._say(
+        self._log(
             f"torch.profiler recorded {steps} steps; of the {found['device']}'s time: {top} ({TRACE} has them all)"
         )
 
@@ -95,7 +95,7 @@ class OperatorWindow:
         if accelerator.is_gpu(self._world.device):
             activities.append(ProfilerActivity.CUDA)
         last = self._first + self._steps
-        self._say(f"torch.profiler records steps {self._first + 1} to {last} of this process, which it makes slower")
+        self._log(f"torch.profiler records steps {self._first + 1} to {last} of this process; they run slower")
         self._slowed, self._profile = True, profile(activities=activities)
         self._profile.start()
 

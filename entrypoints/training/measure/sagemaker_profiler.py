@@ -22,25 +22,25 @@ class SageMakerProfiler:
     """Records a window of this process's steps: `profile_steps` of them, or STEPS, after `profile_after`. Every rank records its own.
 
     Args:
-        say: logs what is recorded, or why nothing is although the job asks for it.
+        log: logs what is recorded, or why nothing is although the job asks for it.
     """
 
     def __init__(
         self,
         settings: TrainingSettings,
         device: torch.device,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
         environ: Mapping[str, str] = os.environ,
     ):
-        self._device, self._say = device, say
+        self._device, self._log = device, log
         self._first, self._steps = settings.profile_after, settings.profile_steps or STEPS
         self._seen, self._running = 0, False
         module, asked = sagemaker_profiler(), is_asked_for(environ)
         self._module = module if asked else None  # two profilers at once would take the GPU's events from each other
         if asked and module is None:
-            say(
+            log(
                 "SageMaker Profiler was requested (profiling.profiler) but records nothing: this image lacks the module smprof. "
-                "Take an image with AWS's wheel of it, or set profile_steps, for which PyTorch's own profiler is enough"
+                "Take an image with AWS's wheel of it, or set profile_steps, which uses PyTorch's own profiler"
             )
 
     def step(self) -> None:
@@ -65,7 +65,7 @@ class SageMakerProfiler:
         profiler.configure(config)
         profiler.start_profiling()
         self._running = True
-        self._say(f"SageMaker Profiler records steps {self._first + 1} to {self._first + self._steps} of each process")
+        self._log(f"SageMaker Profiler records steps {self._first + 1} to {self._first + self._steps} of each process")
 
 
 def is_asked_for(environ: Mapping[str, str] = os.environ) -> bool:

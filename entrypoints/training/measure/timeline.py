@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +22,26 @@ WARM_UP_STEPS = 5
 
 HOST_PHASES = {phase.name for phase in PHASES if phase.on_host}
 """Phases that the host's clock measures, even if the steps run on a GPU."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """Consecutive steps, such as those of a metric line; seconds are means per step."""
+
+    steps: int
+    step: float
+    """Of a whole step."""
+    phases: dict[str, float]
+    cpu: float
+    """CPU seconds of this process and its workers, all threads together."""
+    worker_cpu: float
+    """Those of the workers."""
+    slowest_step: float
+    """Seconds of the longest step."""
+    answered: float
+    """Images per step that the teacher answered for."""
+    scheduling: dict[str, float]
+    """CPU time and run-queue delay per step, as `DrivingThreads.a_step` returns them; empty for the first window."""
 
 
 class Timeline:
@@ -42,14 +63,7 @@ class Timeline:
         self._worker_cpu = worker_cpu_seconds()
         self._threads: DrivingThreads | None = None
         self._counted_steps, self._counted_seconds, self._all_steps = 0, 0.0, 0
-        self._slowest = 0.0
-        self.steps, self.slowest_step, self.worker_cpu = 0, 0.0, 0.0
-        """Of the last window: its steps, seconds of the longest one, and the workers' CPU seconds per step."""
-        self.answered = 0.0
-        """Likewise: images per step that the teacher answered for."""
-        self._answered = 0
-        self.scheduling: dict[str, float] = {}
-        """Of each window but the first: CPU time and run-queue delay per step, as `DrivingThreads.a_step` returns them."""
+        self._slowest, self._answered = 0.0, 0
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -96,9 +110,8 @@ class Timeline:
         """The teacher answers for N images now."""
         self._answered += images
 
-    def window(self) -> dict[str, float]:
-        """Mean seconds per step since the last call, of the whole `step` and of each phase; and `cpu`, the CPU seconds of this
-        process and its workers, all threads together. Waits for all work submitted to the device so far."""
+    def window(self) -> Window:
+        """The steps since the last call. Waits for all work submitted to the device so far."""
         if self._gpu is not None:
             self._mark().synchronize()
         for name, begin, end in self._events:
@@ -106,19 +119,25 @@ class Timeline:
         for begin, end, counts in self._steps_on_gpu:
             self._count(begin.elapsed_time(end) / 1000, counts)
         before, self._worker_cpu = self._worker_cpu, worker_cpu_seconds()
-        of_workers = max(0.0, self._worker_cpu - before)  # less if a worker that a fork server started has ended
-        self._seconds["cpu"] += of_workers
-        self.worker_cpu = of_workers / self._steps
-        self.answered, self._answered = self._answered / self._steps, 0
-        self.scheduling = {} if self._threads is None else self._threads.a_step(self._seconds["step"] / self._steps)
+        steps, of_workers = self._steps, max(0.0, self._worker_cpu - before)  # less if one of a fork server has ended
+        means = {name: seconds / steps for name, seconds in self._seconds.items()}
+        step, cpu = means.pop("step"), means.pop("cpu")
+        found = Window(
+            steps=steps,
+            step=step,
+            phases=means,
+            cpu=cpu + of_workers / steps,
+            worker_cpu=of_workers / steps,
+            slowest_step=self._slowest,
+            answered=self._answered / steps,
+            scheduling={} if self._threads is None else self._threads.a_step(step),
+        )
         self._threads = self._threads or DrivingThreads()
-        means = {name: seconds / self._steps for name, seconds in self._seconds.items()}
         self._seconds.clear()
         self._events.clear()
         self._steps_on_gpu.clear()
-        self.steps, self.slowest_step = self._steps, self._slowest
-        self._steps, self._slowest = 0, 0.0
-        return means
+        self._steps, self._slowest, self._answered = 0, 0.0, 0
+        return found
 
     def _count(self, seconds: float, counts: bool) -> None:
         """Count a step of that duration.

@@ -75,22 +75,29 @@ class Compiled(nn.Module):
 
 
 class StaticBatch(Compiled):
-    """A compiled model that always sees one batch size; smaller batches are padded to the largest one so far.
+    """A compiled model that sees one batch size of images of a size; smaller batches are padded to the largest one of that size so far.
 
     By default torch.compile switches to dynamic shapes for good when it meets a second batch size, as at the end of an evaluation
     (https://github.com/pytorch/torchtitan/pull/2204), and every later batch runs slower kernels.
     Only for models that treat images independently: in eval mode, without gradients. Its outputs may be kept.
     """
 
-    _largest = 0
+    def __init__(self, *arguments: Any, **options: Any):
+        """
+        Args: as Compiled.
+        """
+        super().__init__(*arguments, **options)
+        self._largest: dict[torch.Size, int] = {}
+        """Images of a batch, by an image's shape: whole held-out images come in smaller batches than crops of training images."""
 
     def forward(self, images: torch.Tensor) -> Any:
         """Images (batch, …) -> the model's output for them (batch, …), one tensor or several."""
-        count, full = len(images), max(self._largest, len(images))
+        count, shape = len(images), images.shape[1:]
+        full = max(self._largest.get(shape, 0), count)
         if count < full and self.runs_compiled:
             images = torch.cat([images, images[-1:].expand(full - count, *images.shape[1:])])
         output = super().forward(images)
-        self._largest = full  # not before: there may be no memory for that many
+        self._largest[shape] = full  # not before: there may be no memory for that many
         return (
             tuple(self._kept(part, count) for part in output)
             if isinstance(output, tuple)

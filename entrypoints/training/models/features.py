@@ -37,7 +37,7 @@ class WithFeatures(nn.Module):
             hasattr(inner, "forward_features") and hasattr(inner, "forward_head")
         ):
             raise ValueError(
-                f"{type(inner).__name__} has no forward_features and forward_head as timm's models have: take another model, or "
+                f"{type(inner).__name__} lacks the forward_features and forward_head of timm's models: take another model, or "
                 "features: null"
             )
         self.model, self.level, self.projection = model, level, projection
@@ -120,5 +120,5 @@ def _grid(model: Any, features: Any) -> torch.Tensor:
             if side * side == tokens.shape[1]:
                 return tokens.reshape(-1, side, side, width)
     raise ValueError(
-        f"the features of {name} are no grid of places ({shape}): set features.level to pooled, or take another model"
+        f"the features of {name} are not a grid of places ({shape}): set features.level to pooled, or take another model"
     )

@@ -85,7 +85,7 @@ def read_weights(file: Path) -> dict[str, torch.Tensor]:
         state = _read_safetensors(file) if file.suffix == ".safetensors" else _read_torch(file)
     except pickle.UnpicklingError as error:
         fix = "save the state dict alone: torch.save(model.state_dict(), FILE)"
-        raise ValueError(f"{file.name} is not a weights-only file, and no other kind is loaded: {fix}") from error
+        raise ValueError(f"{file.name} is not a weights-only file, the only kind that is loaded: {fix}") from error
     except (SafetensorError, RuntimeError, EOFError, OSError, zipfile.BadZipFile) as error:
         raise ValueError(
             f"{file.name} is damaged: copy it again from where it was saved ({_first_line(error)})"
@@ -120,7 +120,7 @@ def _read_torch(file: Path) -> object:
             _require_small(file, sum(member.file_size for member in opened.infolist()))
             damaged = opened.testzip()
         if damaged is not None:
-            raise OSError(f"{damaged} in it does not have its checksum")
+            raise OSError(f"{damaged} in it does not match its checksum")
     return torch.load(file, map_location="cpu", weights_only=True)
 
 
@@ -171,7 +171,7 @@ def _require_small(archive: Path, size: int, limit: int | None = None) -> None:
     if size > allowed:
         why = f", {MAX_RATIO} times its size or {SMALL:,}" if limit is None else ""
         raise ValueError(
-            f"{archive.name} unpacks to more than {allowed:,} bytes{why}, and what a run leaves does not: use one that a run or "
+            f"{archive.name} unpacks to more than {allowed:,} bytes{why}, which no archive of a run does: use one that a run or "
             "torch.save wrote, or unpack it and give the folder"
         )
 

@@ -9,13 +9,20 @@ from typing import Literal
 
 import torch
 
+from training.models import fp8
 from training.runtime import accelerator
 from training.settings.scripts import Precision as Name
 
 AMPERE = (8, 0)
 """The first CUDA compute capability with bf16 and tf32 (NVIDIA, CUDA C++ programming guide, table of arithmetic by capability)."""
 
-FORMATS = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+FORMATS = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.bfloat16,
+}
 """Types of the results of matrix products."""
 
 
@@ -55,8 +62,8 @@ def resolved(name: Name | Literal["auto"], device: torch.device) -> tuple[Name, 
     if gpu is None:
         return "fp32", "auto: there is no GPU"
     if unsupported("bf16", device) is None:
-        return "bf16", f"auto: {gpu} has it; matrix products that stay in fp32 use TF32"
-    return "fp32", f"auto: {gpu} has no bf16; precision: fp16 would be faster"
+        return "bf16", f"auto: {gpu} supports it; matrix products that stay in fp32 use TF32"
+    return "fp32", f"auto: {gpu} does not support bf16; precision: fp16 would be faster"
 
 
 def choose(setting: Name | Literal["auto"], device: torch.device) -> Precision:
@@ -81,15 +88,17 @@ def choose_tf32(name: str, device: torch.device) -> None:
 
 def unsupported(name: str, device: torch.device) -> str | None:
     """Why a device cannot compute in a precision, with the fix; None: it can."""
+    if name == "fp8":
+        return fp8.unsupported(device)
     if accelerator.is_gpu(device):
         capability = accelerator.capability(device)
         if name in ("bf16", "tf32") and capability < AMPERE:
             return (
-                f"{accelerator.name(device)} has compute capability {'.'.join(map(str, capability))} and {name} needs 8.0 "
+                f"{accelerator.name(device)} has compute capability {'.'.join(map(str, capability))} but {name} needs 8.0 "
                 "(A100, A10G, L4, H100 and later): set fp16 or fp32, or take such an instance"
             )
     elif name == "tf32":
-        return "only CUDA GPUs have it: set fp32 or bf16"
+        return "only CUDA GPUs support it: set fp32 or bf16"
     elif name == "fp16" and not hasattr(torch.amp, "GradScaler"):
         return f"torch {torch.__version__} has no gradient scaler for the {device.type}: set bf16 or fp32"
     return None

@@ -78,12 +78,12 @@ class Segmenter(nn.Module):
         """The logits of images of this height and width from their features; as large as the images if it `upsamples`."""
         finest = levels[0].shape[-2:]
         merged = self.lateral[-1](levels[-1])
-        total = _enlarge(self.smooth[-1](merged), finest)
+        total = _upsample(self.smooth[-1](merged), finest)
         for level, lateral, smooth in reversed(list(zip(levels[:-1], self.lateral, self.smooth))):
             merged = lateral(level) + F.interpolate(merged, size=level.shape[-2:], mode="nearest")
-            total = total + _enlarge(smooth(merged), finest)
+            total = total + _upsample(smooth(merged), finest)
         logits: torch.Tensor = self.classifier(total)
-        return _enlarge(logits, size) if self.upsamples else logits
+        return _upsample(logits, size) if self.upsamples else logits
 
 
 def build(
@@ -112,7 +112,7 @@ def build(
     strides = encoder.feature_info.reduction()
     if len(set(strides)) == 1:
         raise ValueError(
-            f"all features of {name} are {strides[0]} times smaller than the image: take an encoder that narrows in stages, "
+            f"all features of {name} are {strides[0]} times smaller than the image: take an encoder that downsamples in stages, "
             "such as resnet50, mobilenetv3_large_100 or convnext_tiny"
         )
     undecayed = _undecayed(name, options, encoder)
@@ -139,5 +139,5 @@ def _flat(name: str) -> str:
     return name.removeprefix("model.").removeprefix("body.").replace(".", "_")
 
 
-def _enlarge(features: torch.Tensor, size: torch.Size) -> torch.Tensor:
+def _upsample(features: torch.Tensor, size: torch.Size) -> torch.Tensor:
     return F.interpolate(features, size=size, mode="bilinear", align_corners=False)

@@ -68,7 +68,7 @@ def from_channel(
             )
         if description is not None and description.name != name:
             raise ValueError(
-                f"the channel {CHANNEL} holds {description.name}, not {name}: set that as the model, or give the other's weights"
+                f"the channel {CHANNEL} holds {description.name}, not {name}: set the model to {description.name}, or give {name} weights"
             )
         file = weights_file(folder, CHANNEL)
         state = read_weights(file)

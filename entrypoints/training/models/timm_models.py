@@ -93,7 +93,7 @@ class Normalized(nn.Module):
         """
         frozen = [item for name, item in self.model.named_parameters() if not is_of_head(self.model, name)]
         if len(frozen) == len([*self.model.parameters()]):
-            raise ValueError("trained_layers head: the model has no head that timm knows of; take all")
+            raise ValueError("trained_layers head: timm knows no head of this model; set all")
         for parameter in frozen:
             parameter.requires_grad_(False)
         self.head_alone = True
@@ -146,12 +146,12 @@ def create(name: str, options: Mapping[str, Any], **more: Any) -> TimmModel:
     if not timm.is_model(name):
         near = timm.list_models(f"*{name.split('_')[0]}*")[:5]
         raise ValueError(
-            f"timm {timm.__version__} knows no model {name}" + (f"; near: {', '.join(near)}" if near else "")
+            f"timm {timm.__version__} has no model {name}" + (f"; similar: {', '.join(near)}" if near else "")
         )
     try:
         return made_by_timm(name, **more, **options)
     except (TypeError, AssertionError) as error:
-        raise ValueError(f"{name} cannot be made with {dict(options)}: {error}") from error
+        raise ValueError(f"{name} cannot be created with {dict(options)}: {error}") from error
 
 
 def create_for(weights: Mapping[str, torch.Tensor], name: str, options: Mapping[str, Any], **more: Any) -> TimmModel:

@@ -9,14 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections import deque
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 OUT_OF_MEMORY: type[RuntimeError] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
 """Raised by an allocation that does not fit on a GPU; torch.cuda's own class before torch 2.5."""
+
+Result = TypeVar("Result")
+
+COPIES, TEACHER = "copies", "teacher"
+"""Purposes of side streams that wait for one another."""
 
 NO_GPU = ("cpu", "meta")
 """Device types without events, streams and memory of their own."""
@@ -36,7 +42,7 @@ def find(local_rank: int) -> torch.device:
     if local_rank >= torch.cuda.device_count():
         raise ValueError(
             f"local rank {local_rank} has no GPU of its own: {torch.cuda.device_count()} are visible. "
-            "Start one process a GPU, or hide the GPUs with CUDA_VISIBLE_DEVICES= to train on the CPU"
+            "Start one process per GPU, or hide the GPUs with CUDA_VISIBLE_DEVICES= to train on the CPU"
         )
     device = torch.device("cuda", local_rank)
     make_current(device)
@@ -82,6 +88,16 @@ def capability(device: torch.device) -> tuple[int, int]:
     return int(major), int(minor)
 
 
+def pci_address(device: torch.device) -> str:
+    """Where a GPU is on the PCI bus, as Linux writes it: 0000:10:1c.0 (domain, bus, device, function).
+
+    Raises:
+        AttributeError: this torch does not tell it.
+    """
+    found = module(device).get_device_properties(device)
+    return f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
+
+
 def memory(device: torch.device) -> tuple[int, int]:
     """Free and total bytes of a GPU; this process's cache does not count as free."""
     free, total = module(device).mem_get_info(device)
@@ -116,6 +132,51 @@ def side_stream(device: torch.device, purpose: str) -> Any:
     the model would hold up the other.
     """
     return module(device).Stream(device)
+
+
+class SideStream:
+    """Runs work on a GPU's stream of its own, while the current stream still runs earlier work.
+
+    It is at most one step ahead: each call's work waits for what the current stream was given before the previous call. The last two
+    results are kept until then, so the stream reuses their memory in its own order. With `record_stream`, memory would be free only once
+    the host sees that its use is over, and a host that runs ahead would allocate more and more
+    (https://github.com/pytorch/pytorch/issues/147168).
+
+    Args:
+        purpose: as `side_stream` takes it. What was submitted before, such as a model's weights, is there.
+    """
+
+    def __init__(self, device: torch.device, purpose: str):
+        self._gpu, self._device = module(device), device
+        self._stream = side_stream(device, purpose)
+        self._stream.wait_stream(self._gpu.current_stream(device))
+        self._kept: deque[tuple[Any, object]] = deque()
+        """The last two results, each with the event on the current stream that came before its use."""
+
+    def run(self, work: Callable[[], Result], *, after: str | None = None) -> Result:
+        """The result of `work`, for which the current stream's later work waits. Use it before the next call only.
+
+        Args:
+            after: the purpose of the stream that makes what it reads. None: it reads nothing that was made lately.
+        """
+        current = self._gpu.current_stream(self._device)
+        before = current.record_event()
+        if self._kept:
+            self._stream.wait_event(self._kept[-1][0])
+        if len(self._kept) > 1:
+            self._kept.popleft()
+        if after is not None:
+            self._stream.wait_stream(side_stream(self._device, after))
+        with self._gpu.stream(self._stream):
+            made = work()
+        current.wait_stream(self._stream)
+        self._kept.append((before, made))
+        return made
+
+    def finish(self) -> None:
+        """Keep no result any longer."""
+        self._stream.wait_stream(self._gpu.current_stream(self._device))
+        self._kept.clear()
 
 
 def pinned(values: torch.Tensor, device: torch.device) -> torch.Tensor:

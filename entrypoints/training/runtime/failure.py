@@ -67,7 +67,7 @@ OTHER_RANK = Cause(
     r"Connection (closed|reset) by peer|Broken pipe|Timed out waiting \d+ ?ms|collective operation timeout"
     r"|NCCL error|ncclSystemError|ncclRemoteError|ncclInternalError|NCCL communicator (was|has been) aborted|DistBackendError"
     r"|Some NCCL operations have failed or timed out|[Ww]atchdog caught collective|[Gg]loo\b",
-    "another rank ended without a message, or is late: see which host's log ends first. A process is killed where its host's memory "
+    "another rank ended without a message, or is late: see which host's log ends first. A process is killed if its host's memory "
     "is full; one that is busy alone for long needs a larger process_group_minutes",
 )
 """What torch.distributed raises if the fault is not this rank's own."""
@@ -91,7 +91,7 @@ CAUSES = (
     ),
     Cause(
         r"\bFloatingPointError\b|\bloss\b.{0,40}\b(nan|inf|not finite)\b",
-        "training has diverged. Lower learning_rate, raise warmup_fraction, set max_grad_norm, or precision to bf16 in place of fp16",
+        "training has diverged. Lower learning_rate, raise warmup_fraction, set max_grad_norm, or set precision to bf16 instead of fp16",
     ),
     Cause(
         r"No space left on device|Disk quota exceeded", "the disk is full. Raise volume_gb, or keep fewer checkpoints"

@@ -203,12 +203,12 @@ def line_of(found: Mapping[str, Mapping[str, float]]) -> tuple[dict[str, float],
     if len(found) == 1 and "" in found:
         return dict(found[""]), {}
     names = [metric.name for metric in OF_EACH if all(metric.name in values for values in found.values())]
-    said = {name: sum(values[name] for values in found.values()) / len(found) for name in names}
-    unsaid: dict[str, float] = {}
+    printed = {name: sum(values[name] for values in found.values()) / len(found) for name in names}
+    unprinted: dict[str, float] = {}
     for model, values in found.items():
         for name, value in values.items():
-            (said if name in names else unsaid)[of_model(model, name)] = value
-    return said, unsaid
+            (printed if name in names else unprinted)[of_model(model, name)] = value
+    return printed, unprinted
 
 
 def sagemaker_metrics(models: Sequence[str] = ()) -> dict[str, str]:

@@ -20,15 +20,15 @@ class Reporter:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "metrics.jsonl").write_text("", encoding="utf-8")  # an earlier run's, in a plain shell
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """One line for the log."""
         if self._active:
             write_line(text)
 
-    def say_all(self, texts: Iterable[str]) -> None:
+    def log_all(self, texts: Iterable[str]) -> None:
         """A line each."""
         for text in texts:
-            self.say(text)
+            self.log(text)
 
     def metrics(
         self,
@@ -37,15 +37,15 @@ class Reporter:
         step: int,
         steps: int,
         values: Mapping[str, float],
-        unsaid: Mapping[str, float] = MappingProxyType({}),
+        unprinted: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """One metric line, and the same numbers at full precision in metrics.jsonl, with `unsaid` ones that no line needs."""
+        """One metric line, and the same numbers at full precision in metrics.jsonl, with `unprinted` ones that no line needs."""
         if not self._active:
             return
         write_line(metric_line(epoch, epochs, step, steps, values))
         try:
             with open(self._folder / "metrics.jsonl", "a", encoding="utf-8") as file:
-                file.write(json.dumps({"rank": 0, "epoch": epoch, "step": step, **values, **unsaid}) + "\n")
+                file.write(json.dumps({"rank": 0, "epoch": epoch, "step": step, **values, **unprinted}) + "\n")
         except OSError as error:  # no reason to end training: its lines have the numbers too
             if not self._lost_some:
                 write_line(f"metrics.jsonl lacks step {step}, and maybe later ones: {error}")

@@ -39,8 +39,8 @@ class Placement:
     Ray restarts a server whose process died; one that could not open its images, or lost its host, is restarted here.
     """
 
-    def __init__(self, open_images: Open, say: Callable[[str], None]):
-        self._open, self._say, self._ended = open_images, say, threading.Event()
+    def __init__(self, open_images: Open, log: Callable[[str], None]):
+        self._open, self._log, self._ended = open_images, log, threading.Event()
         self._handles: dict[str, ActorHandle[Any]] = {}  # a server lives as long as a handle refers to it
         self._tries: dict[str, int] = {}
         self._next: dict[str, float] = {}
@@ -64,7 +64,7 @@ class Placement:
                         self._start_missing(one, there)
             except Exception as error:  # the head does not answer, or not as ever: the next look tells more
                 if _why(error) != last:
-                    self._say(f"looking for serving hosts failed: {_why(error)}")
+                    self._log(f"looking for serving hosts failed: {_why(error)}")
                 last = _why(error)
             self._ended.wait(LOOK_SECONDS)
 

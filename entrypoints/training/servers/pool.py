@@ -131,7 +131,7 @@ class Pool:
         threads: of this process, for making images.
         device: gets the batches.
         processes: training processes of the job.
-        say: logs what happens to servers.
+        log: logs what happens to servers.
         teacher: asks servers for the teacher's logits of images that this process makes itself; a server with another teacher is refused.
             None: servers have none.
     """
@@ -147,7 +147,7 @@ class Pool:
         threads: int,
         device: torch.device,
         processes: int,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
         teacher: Teacher | None = None,
     ):
         self.threads, self.device, self.counts = threads, device, Counts()
@@ -155,7 +155,7 @@ class Pool:
         """Parts that nobody makes yet."""
         self._unmade: dict[PendingPart, list[tuple[_Server, PartFailed]]] = {}
         """Parts that this process makes because servers could not: which ones, and why."""
-        self._ask, self._opened, self._go_on, self._say = servers, opened, go_on, say
+        self._ask, self._opened, self._go_on, self._log = servers, opened, go_on, log
         self._patience, self._first_patience, self._teacher = patience, first_patience, teacher
         self._servers: dict[str, _Server] = {}
         self._proof = Proof(opened, teacher)
@@ -281,7 +281,7 @@ class Pool:
         why = f"no server has made an image for {patience:.0f} s ({names})"
         if not self._go_on:
             raise NoServers(f"{why}, and without_servers is fail")
-        self._say(f"{why}: this process makes them itself until one is back")
+        self._log(f"{why}: this process makes images itself until a server is back")
         self._alone = True
         return True
 
@@ -364,7 +364,7 @@ class Pool:
         pause = pause_after(server.failed)
         server.until = time.monotonic() + pause
         if is_said(server.failed):
-            self._say(f"server {_place(server)} failed: {error}; it is asked again in {pause:.0f} s")
+            self._log(f"server {_place(server)} failed: {error}; retrying in {pause:.0f} s")
 
     def _prove(self, server: _Server) -> None:
         """Ask a server what it serves."""
@@ -395,11 +395,11 @@ class Pool:
             return
         if wrong is not None:
             server.state = "refused"
-            self._say(f"server {_place(server)} is not asked: {wrong}")
+            self._log(f"server {_place(server)} is not used: {wrong}")
             return
         server.state, self._met = "live", True
         if server.failed:
-            self._say(f"server {_place(server)} is back")
+            self._log(f"server {_place(server)} is back")
 
 
 def lost_seconds(processes: int) -> float:

@@ -13,7 +13,7 @@ PROOF = 3
 """Images that a server and this process make first, others each time, since one may be broken: a server is used only if both are equal,
 byte for byte."""
 
-OTHER_TEACHER = "it has another teacher than the server that was met first"
+OTHER_TEACHER = "its teacher differs from that of the first server found"
 
 
 class Proof:
@@ -36,7 +36,7 @@ class Proof:
         if self._listing is None:
             self._listing = self._opened.images.listing()
         if found.listing != self._listing:
-            return "it has other training images, or has them in another order"
+            return "it has other training images, or the same ones in another order"
         wanted = None if self._teacher is None else self._teacher.about()
         return None if found.teacher == wanted else OTHER_TEACHER
 
@@ -52,5 +52,7 @@ class Proof:
             a.dtype == b.dtype and np.array_equal(a, b) for a, b in zip(own.fields, found.fields)
         )
         return (
-            None if same else "it makes other pixels of the same images: its libraries or its processor round otherwise"
+            None
+            if same
+            else "it makes different pixels from the same images: its libraries or processor round differently"
         )

@@ -56,8 +56,8 @@ def require_package() -> None:
     """
     if importlib.util.find_spec("ray") is None:
         raise ValueError(
-            "worker_type remote needs the package ray, which this image lacks: a job with two instance groups gets it by "
-            "its requirements; by hand: pip install ray==2.60.0"
+            "worker_type remote needs the package ray, which this image lacks: a job with two instance groups installs it "
+            "from its requirements; by hand: pip install ray==2.60.0"
         )
 
 
@@ -91,7 +91,7 @@ class RayNode:
         ended = f"Ray's node on {self._groups.host} ended with code {code}"
         if self._starts == STARTS:
             raise ConnectionError(f"{ended}, started {STARTS} times: see {self._log}")
-        write_line(f"{ended}: starting it again")
+        write_line(f"{ended}: restarting it")
         self._process = self._started()
 
     def end(self) -> None:
@@ -222,8 +222,8 @@ def wait_for_head(groups: Groups, seconds: float) -> None:
         if time.monotonic() > until:
             host, port = groups.training[0], groups.port
             raise TimeoutError(
-                f"{groups.host} waited {seconds / 60:g} min for {host}, port {port}, where servers and trainers meet: see whether "
-                "training failed there first; else the hosts' security group must pass all traffic among its own members"
+                f"{groups.host} waited {seconds / 60:g} min for {host}, port {port}, where servers and trainers meet: check first whether "
+                "training failed there; otherwise the hosts' security group must pass all traffic among its own members"
             )
         time.sleep(LOOK_SECONDS)
 

@@ -68,7 +68,7 @@ class ImageServers:
         assert data.elsewhere is not None, "every script's data can be opened on another host"
         if self._world.is_first and not self._placed:
             self._placed = True
-            self._stack.enter_context(Placement(data.elsewhere, self.say))
+            self._stack.enter_context(Placement(data.elsewhere, self.log))
         return RayServers(self._world.rank, self._world.size)
 
     def loader(self, data: Data[Any, Any], batches: TrainingBatches) -> Batches:
@@ -82,10 +82,10 @@ class ImageServers:
             go_on=self._settings.without_servers == "go_on",
             patience=patience,
             first_patience=max(PATIENCE, wait_seconds),
-            threads=choose_threads(self._settings).count,
+            threads=choose_threads(self._settings, self._world).count,
             device=self._world.device,
             processes=self._world.size,
-            say=self.say,
+            log=self.log,
             teacher=self.teacher,
         )
         self._before = Counts()
@@ -105,7 +105,7 @@ class ImageServers:
         threads = sum(one.threads for one in live)
         return {"servers": len(live), "threads": threads, "part": self._servers.part, **happened}
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Log a line with this process's rank."""
         write_line(f"rank {self._world.rank}: {text}")
 

@@ -52,7 +52,7 @@ def serve(settings: TrainingSettings) -> None:
             wait_for_head(groups, 2 * settings.process_group_minutes * 60)  # which itself waits for the ranks
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         except _Stopped:
-            write_line("stopped on SIGTERM before the training hosts were there")
+            write_line("stopped on SIGTERM before the training hosts were up")
             return
         with node(groups, environment.output_data_dir / "ray.log") as own:
             heard = time.monotonic()
@@ -69,7 +69,7 @@ def serve(settings: TrainingSettings) -> None:
                 if reachable:
                     own.keep()
                 time.sleep(LOOK_SECONDS)
-        write_line("the training hosts have ended, and so do their servers")
+        write_line("the training hosts have ended; their servers stop too")
 
 
 def _stop(*_: object) -> None:

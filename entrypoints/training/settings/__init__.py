@@ -68,7 +68,7 @@ class Limits:
     each: str = ""
     """What a list's items are, for example "[height, width]"."""
     why: str = ""
-    """The reason for the range, where it is not plain."""
+    """The reason for the range, if it is not obvious."""
 
     def hold(self, value: Any) -> bool:
         """Whether a value, or each item of a list, is in the range."""

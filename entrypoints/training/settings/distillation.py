@@ -10,7 +10,7 @@ from training.settings.entries import variants
 from training.settings.scripts import LabelledImageSettings, TeacherSettings
 from training.settings.students import MAX_STUDENTS, OF_A_STUDENT
 
-AS_COMPLETE = "with teacher_cache.complete: the label bank is all there is of the teacher"
+AS_COMPLETE = "with teacher_cache.complete: the label bank replaces the teacher"
 """Why a setting of the teacher has no meaning."""
 
 
@@ -19,14 +19,15 @@ class LabelBankSettings:
     """Where the teacher's answers are kept, and for how many views."""
 
     views: int = setting(at_least=1)
-    """Reproducible variations of each image; epoch e draws view (e - 1) mod `views` + 1, with views_per_decode N of them in N epochs. As
-    many as epochs: as if the teacher ran."""
+    """Reproducible variants of each image. Epoch e draws view (e - 1) mod `views` + 1; with views_per_decode N, N epochs draw N views. With
+    as many views as epochs, training is as if the teacher ran."""
     where: str | None = setting(None, on_resume="may change")
-    """A folder. None: teacher_cache among the checkpoints, which SageMaker copies to S3. A relative name of an input, as in
-    channel:cache, reads and fills that channel's folder (FSx) or only reads it (S3)."""
+    """A folder, or channel:NAME for the folder of an input, which the run reads and fills (FSx) or only reads (S3). None: teacher_cache
+    among the checkpoints, which SageMaker copies to S3."""
     feature_precision: Literal["fp16", "int8", "int4"] = "int8"
-    """Of the teacher's features, kept where `features` are learned. int8 and int4: in 255 or 15 steps between the largest and the smallest
-    number of a vector. int4 is for tokens, which take a thousand times what logits do, and moves the loss by percents."""
+    """Number format of the teacher's features, which are kept if `features` are learned. int8 and int4 use 255 or 15 steps between a
+    vector's largest and smallest number. int4 is for tokens, which take a thousand times the space of logits; it changes the loss by
+    several percent."""
 
     def __post_init__(self) -> None:
         require(*limits(self), *self.conditions())
@@ -43,31 +44,31 @@ class LabelBankSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherCacheSettings(LabelBankSettings):
-    """What is kept of the answer for an image."""
+    """How the answer for an image is stored."""
 
     top_k: int | None = setting(10, at_least=1)
-    """Largest logits kept of an image, with the log-sum-exp of the rest, which it is then spread over evenly: coarse at a high
-    temperature and with many classes. None: all of them."""
+    """Largest logits kept per image, with the log-sum-exp of the rest. Training spreads the rest evenly, which is coarse at a high
+    temperature and with many classes. None: all logits."""
     precision: Literal["fp32", "fp16", "int8", "int4"] = "fp16"
-    """Of the logits kept. int8 and int4: in 255 or 15 steps from the largest one of an image to the smallest one kept."""
+    """Number format of the kept logits. int8 and int4 use 255 or 15 steps from an image's largest logit to the smallest one kept."""
     complete: bool = False
-    """The bank has every answer, and is all there is of the teacher: none is loaded, and the channel `teacher` is not read. A run that
-    lacks an answer ends before its first step."""
+    """The bank has every answer and replaces the teacher: no teacher is loaded, and the channel `teacher` is not read. A run that lacks an
+    answer ends before its first step."""
 
     def conditions(self) -> list[tuple[str, bool, str]]:
         named = self.where is not None or not self.complete
-        valid = "a folder or channel:NAME with complete: it names the bank that was given"
+        valid = "a folder or channel:NAME with complete: it names the complete bank"
         return [*super().conditions(), ("where", named, valid)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherServersSettings:
-    """What servers send of the teacher's logits."""
+    """How servers send the teacher's logits."""
 
     top_k: int | None = setting(10, at_least=1)
-    """Largest logits sent of an image, with the log-sum-exp of the rest, as teacher_cache keeps them. None: all of them."""
+    """Largest logits sent per image, with the log-sum-exp of the rest, as in teacher_cache. None: all logits."""
     precision: Literal["fp32", "fp16", "int8", "int4"] = "fp16"
-    """Of the logits sent, as teacher_cache keeps them."""
+    """Number format of these logits, as in teacher_cache."""
 
     def __post_init__(self) -> None:
         require(*limits(self))
@@ -75,14 +76,13 @@ class TeacherServersSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class UnlabelledSettings:
-    """Which images without labels are trained on."""
+    """Which unlabelled images to train on."""
 
     alone: bool = False
-    """There is no channel `train`: the teacher's answers are all that the student learns from. The channel `validation` names the
-    classes."""
+    """Do without the channel `train`: the student learns from the teacher's answers alone. The channel `validation` names the classes."""
     per_labelled: float | None = setting(None, above=0)
-    """Images without labels that an epoch draws for each labelled one; the next epoch draws others, until all had their turn. With
-    teacher_cache they come round with its views, so that fewer views leave images out. None: all of them, in every epoch."""
+    """Unlabelled images that an epoch draws for each labelled one. The next epoch draws others, until each has had its turn. With
+    teacher_cache the draws repeat with its views, so too few views leave images out. None: all of them, in every epoch."""
 
     def __post_init__(self) -> None:
         together = self.per_labelled is None or not self.alone
@@ -91,53 +91,53 @@ class UnlabelledSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class DistillationSettings(TeacherSettings, LabelledImageSettings):
-    """Settings of train_kd.py. The teacher arrives as the channel `teacher`, by its published weights, or as a complete label bank."""
+    """Settings of train_kd.py. The teacher comes from the channel `teacher`, from published weights, or as a complete label bank."""
 
     student: str = ""
-    """The student: a timm model's name. It must be given, here or for each of `students`."""
+    """The student: a timm model's name. Required, here or for each of `students`."""
     students: dict[str, dict[str, Any]] | None = setting(None, overrides=OF_A_STUDENT)
-    """Several students that learn side by side from the same images and the same answers of the teacher. By name, what each has of its own
-    of these: student, student_options, pretrained, seed (of its initial weights and dropout; the job's orders the images), optimizer,
-    learning_rate, weight_decay, warmup_fraction, max_grad_norm, ema_decay, channels_last, label_smoothing, and all of its loss. None: one
+    """Several students, by name, that learn side by side from the same images and answers of the teacher. Each may set its own student,
+    student_options, pretrained, seed (for its initial weights and dropout; the job's seed orders the images), optimizer, learning_rate,
+    weight_decay, warmup_fraction, max_grad_norm, ema_decay, channels_last, label_smoothing, and everything about its loss. None: one
     student."""
     student_options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments for timm.create_model."""
     pretrained: bool | Literal["channel"] = False
-    """Start the student from timm's published weights, for which the training machine must reach the Hugging Face hub. channel: from those
-    in the channel `weights`, of a run, the hub or `launcher weights`; a head of other classes is new."""
+    """Start the student from timm's published weights; the training machine must reach the Hugging Face hub. channel: start from the
+    weights in the channel `weights`, which come from a run, the hub or `launcher weights`; a head for other classes starts anew."""
     teacher: str | list[str] | None = None
-    """The teacher's timm name, or several for an ensemble. None: as the description beside the weights says, which this kit's
-    scripts write."""
+    """The teacher's timm name, or several for an ensemble. None: taken from the description beside the weights, which this kit's scripts
+    write."""
     teacher_options: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments for timm.create_model; only beside `teacher`."""
+    """Keyword arguments for timm.create_model; only with `teacher`."""
     teacher_pretrained: bool = False
-    """Take timm's published weights for `teacher` instead of the channel's; the training machine must reach the Hugging Face hub."""
+    """Use timm's published weights for `teacher` instead of the channel's; the training machine must reach the Hugging Face hub."""
     view_size: int | None = setting(None, at_least=8)
-    """Height and width in pixels of the views that both models see, where the teacher wants more of them than the student; each
-    model scales a view to its own size. None: image_size."""
+    """Height and width in pixels of the views, if the teacher needs more pixels than the student. Each model scales a view to its own size.
+    None: image_size."""
     min_teacher_accuracy: float = setting(0.0, at_least=0, at_most=1, on_resume="may change")
-    """Refuse to start with a teacher whose accuracy on the validation images is lower, 0 to 1."""
+    """Refuse to start if the teacher's accuracy on the validation images is below this, 0 to 1."""
     teacher_cache: TeacherCacheSettings | None = None
-    """Keep the teacher's logits and features, so that later epochs and runs need no teacher. None: it runs on every step."""
+    """Keep the teacher's logits and features, so that later epochs and runs need no teacher. None: the teacher runs in every step."""
     teacher_servers: TeacherServersSettings | None = None
-    """With worker_type remote: the hosts that make the training images run the teacher too, on their GPUs where they have some, and send
-    its logits with the images. None: the training processes run it."""
+    """With worker_type remote: the hosts that make the training images also run the teacher, on their GPUs if they have any, and send its
+    logits with the images. None: the training processes run it."""
     unlabelled: UnlabelledSettings | None = None
-    """Train on the channel `unlabelled` too: images in any tree of folders, or in shards, for which the teacher's answer is the label. {}:
-    on all of them. None: on labelled images alone."""
+    """Also train on the channel `unlabelled`: images in any folder tree or in shards, with the teacher's answers as labels. {}: on all of
+    them. None: on labelled images alone."""
     method: Literal["kl", "hard", "dkd", "dist"] = "kl"
     """The teacher's part of the loss: temperature KL (https://arxiv.org/abs/1503.02531), hard labels of the teacher
     (https://arxiv.org/abs/2012.12877), decoupled KD (https://arxiv.org/abs/2203.08679), DIST (https://arxiv.org/abs/2205.10536)."""
     standardize_logits: bool = False
-    """Both models' logits are z-scored image by image before the teacher's part (https://arxiv.org/abs/2403.01427)."""
+    """Z-score both models' logits per image before the teacher's part of the loss (https://arxiv.org/abs/2403.01427)."""
     dkd_alpha: float = setting(1.0, at_least=0)
-    """DKD's weight of the target class's part."""
+    """Weight of DKD's part for the target class."""
     dkd_beta: float = setting(8.0, at_least=0)
-    """DKD's weight of the other classes' part."""
+    """Weight of DKD's part for the other classes."""
     dist_beta: float = setting(1.0, at_least=0)
-    """DIST's weight of the relation between an image's classes."""
+    """Weight of DIST's relation between an image's classes."""
     dist_gamma: float = setting(1.0, at_least=0)
-    """DIST's weight of the relation between a class's images."""
+    """Weight of DIST's relation between a class's images."""
 
     @property
     def image_channels(self) -> int:
@@ -172,11 +172,11 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
             number, channels = len(self.students), len(seen)
             return [
                 ("students", 1 <= number <= MAX_STUDENTS, f"1 to {MAX_STUDENTS} of them, by name"),
-                ("students", channels <= 1, "in_chans of all student_options the same: they see the same images"),
+                ("students", channels <= 1, "the same in_chans in all student_options: students share their images"),
                 (
                     "cuda_graphs",
                     self.cuda_graphs is not True,
-                    "auto or false with students: one's graphs would overwrite another one's gradients",
+                    "auto or false with students: one student's graphs would overwrite another's gradients",
                 ),
             ]
         one_teacher, served = isinstance(self.teacher, str), self.teacher_servers is not None
@@ -188,7 +188,7 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
             (
                 "teacher_options",
                 not self.teacher_options or one_teacher,
-                "empty where `teacher` names no model, or several",
+                "empty unless `teacher` names one model",
             ),
             ("teacher_pretrained", not complete or not self.teacher_pretrained, f"false {AS_COMPLETE}"),
             ("teacher_pretrained", not self.teacher_pretrained or self.teacher is not None, "false without `teacher`"),
@@ -198,13 +198,14 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
             ("min_teacher_accuracy", not complete or self.min_teacher_accuracy == 0, f"0 {AS_COMPLETE}"),
             (
                 "teacher_cache",
-                self.teacher_cache is None or (self.has_teacher and not served),
-                "null where there is no teacher, and with teacher_servers",
+                self.teacher_cache is None or (self.has_teacher and not served and not self.teacher_stream),
+                "null if there is no teacher, or with teacher_servers or teacher_stream",
             ),
+            ("teacher_stream", not (served and self.teacher_stream), "false with teacher_servers"),
             (
                 "teacher_servers",
                 not served or (self.teacher_weight > 0 and self.worker_type == "remote"),
-                "null where there is no teacher, and without worker_type remote",
+                "null unless there is a teacher and worker_type is remote",
             ),
             (
                 "views_per_decode",
@@ -218,10 +219,10 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
             (
                 "without_servers",
                 not served or self.without_servers == "fail",
-                "fail with teacher_servers: training processes have no teacher to go on with",
+                "fail with teacher_servers: training processes have no teacher of their own",
             ),
             ("compile_teacher", not served or self.compile_teacher is not True, "auto or false with teacher_servers"),
-            ("unlabelled", self.unlabelled is None or self.has_teacher, "null where there is no teacher"),
+            ("unlabelled", self.unlabelled is None or self.has_teacher, "null if there is no teacher"),
             (
                 "hard_label_weight",
                 not alone or self.hard_label_weight == 0,
@@ -241,7 +242,7 @@ class LabellingSettings(DistillationSettings):
 
     def conditions(self) -> list[tuple[str, bool, str]]:
         return super().conditions() + [
-            ("teacher_cache", self.teacher_cache is not None, "views, and what is kept: it names the label bank"),
+            ("teacher_cache", self.teacher_cache is not None, "a mapping with views: it names the label bank"),
             ("teacher_cache", not self.has_complete_bank, "without complete: the teacher fills the bank"),
             ("probe_seconds", self.probe_seconds == 0, "0: nothing is trained"),
         ]

@@ -13,14 +13,15 @@ class FeatureSettings:
     """How a student learns its teacher's features."""
 
     weight: float = setting(1.0, above=0)
-    """Of the features' part in the loss, beside the labels' and the logits'."""
+    """Weight of the features' part of the loss, beside labels and logits."""
     loss: Literal["cosine", "smooth_l1", "relational"] = "cosine"
-    """How features are compared, after a linear projection of the student's that trains with it and is not exported: by their direction
-    (https://arxiv.org/abs/2312.06709), or by smooth L1 with the teacher's whitened ones (https://arxiv.org/abs/2205.14141). relational:
-    without a projection, by distances and angles between the images of a micro-batch (https://arxiv.org/abs/1904.05068)."""
+    """How features are compared. cosine: by direction (https://arxiv.org/abs/2312.06709). smooth_l1: by smooth L1 with the teacher's
+    whitened features (https://arxiv.org/abs/2205.14141). Both first project the student's features linearly; the projection trains with the
+    student and is not exported. relational: by distances and angles between the images of a micro-batch, without a projection
+    (https://arxiv.org/abs/1904.05068)."""
     level: Literal["pooled", "tokens"] = "pooled"
-    """pooled: an image's vector before the classifier. tokens: a vector for each place of the last feature map or for each patch of a
-    ViT; the teacher's grid is scaled to the student's. Segmentation takes the encoder's coarsest scale."""
+    """pooled: one vector per image, from before the classifier. tokens: one vector per position of the last feature map or per patch of a
+    ViT; the teacher's grid is scaled to the student's. Segmentation uses the encoder's coarsest scale."""
 
     @property
     def least_images(self) -> int:

@@ -12,18 +12,19 @@ from training.settings.scripts import TeacherSettings
 
 @dataclass(frozen=True, kw_only=True)
 class PixelCacheSettings(LabelBankSettings):
-    """What is kept of the answers for an image's pixels."""
+    """How the answers for an image's pixels are stored."""
 
     top_k: int = setting(1, at_least=0)
-    """Largest logits kept of each place of the teacher's own grid, whose places are 4 pixels wide with most encoders. Those of all classes
-    are kept at half the grid. 0: these alone, a 16th of all logits in fp16."""
+    """Largest logits kept at each position of the teacher's own grid, whose positions are 4 pixels wide with most encoders. All classes'
+    logits are kept at half the grid. 0: only those, 1/16 the size of all logits in fp16."""
     precision: Literal["int8", "int4"] = "int4"
-    """Of how far a logit lies below a place's largest one: in 255 or 15 steps, which are finest where classes are about as likely."""
+    """Number format of a logit's distance below its position's largest one: 255 or 15 steps, finest where classes are about equally
+    likely."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentationSettings(TeacherSettings):
-    """Settings of train_segmentation.py. A teacher arrives as the channel `teacher`."""
+    """Settings of train_segmentation.py. A teacher comes from the channel `teacher`."""
 
     model: str
     """The encoder: a timm model that gives features at several scales, for example resnet50 or mobilenetv3_large_100."""
@@ -34,36 +35,36 @@ class SegmentationSettings(TeacherSettings):
     decoder_channels: int = setting(128, multiple_of=4)
     """Channels of the decoder, as in Panoptic FPN (https://arxiv.org/abs/1901.02446, section 3.1)."""
     classes: int = setting(at_least=2, at_most=256)
-    """How many classes there are; a mask's pixels are 0 to classes - 1, or `ignore_index`."""
+    """Number of classes. A mask's pixels are 0 to classes - 1, or `ignore_index`."""
     class_names: list[str] | None = setting(None, on_resume="may change")
-    """Names of the classes, from 0 on, for results, the model's card and pictures. None: their numbers."""
+    """Names of the classes, from 0 on, for results, the model card and pictures. None: their numbers."""
     class_colours: list[tuple[int, int, int]] | None = setting(None, on_resume="may change")
-    """Red, green and blue of each class in pictures, 0 to 255. None: PASCAL VOC's, which go by the class's number."""
+    """Red, green and blue of each class in pictures, 0 to 255. None: PASCAL VOC's colours, by class number."""
     ignore_index: int = setting(255, at_least=0, at_most=255)
-    """Mask pixels of this value count neither in the loss nor in a metric; it may be a class's number."""
+    """The loss and the metrics ignore mask pixels of this value. It may be a class number."""
     image_size: tuple[int, int] = setting((512, 512), at_least=32, each="[height, width]")
-    """Height and width in pixels to which whole images are scaled, whatever their aspect."""
+    """Height and width in pixels to which whole images are scaled, whatever their aspect ratio."""
     crop_size: tuple[int, int] | None = setting(None, at_least=32, each="[height, width]")
     """Height and width in pixels of the part that a training step sees. None: `image_size`."""
     min_scale: float = 1.0
-    """Training images are scaled to `image_size` times a random factor, from this one ..."""
+    """Training images are scaled to `image_size` times a random factor of at least this."""
     max_scale: float = setting(1.0, at_most=10)
-    """... to this one, before the crop; what the crop has beyond the image is ignored."""
+    """Largest such factor. The crop comes after; its parts beyond the image are ignored."""
     dice_weight: float = setting(0.0, at_least=0)
-    """Weight of the soft Dice loss (https://arxiv.org/abs/1608.04117) beside the cross-entropy, whose weight is 1. It weighs classes
-    alike, however few their pixels; use batches in which they occur."""
+    """Weight of the soft Dice loss (https://arxiv.org/abs/1608.04117) beside the cross-entropy, whose weight is 1. Dice weighs classes
+    equally, however few their pixels; use batches in which they occur."""
     overlays: int = setting(8, at_least=0, on_resume="may change")
-    """Held-out images that the trained model is shown on in overlays.png, beside their masks, in class colours. 0: none."""
+    """Held-out images in overlays.png, each with its mask and the trained model's prediction in class colours. 0: none."""
     temperature: float = setting(1.0, above=0)
     """Both models' logits are divided by it before the softmax."""
     hard_label_weight: float = 1.0
-    """Weight of the loss of the masks. Below 1, or with a teacher_loss_weight, the model also learns the logits that a teacher of
-    the same classes gives for each pixel (https://arxiv.org/abs/1903.04197, section 3.1): the model.tar.gz of such a run."""
+    """Weight of the mask loss. Below 1, or with a teacher_loss_weight, the model also learns a teacher's logits for each pixel
+    (https://arxiv.org/abs/1903.04197, section 3.1). The teacher is the model.tar.gz of a run of this script with the same classes."""
     min_teacher_miou: float = setting(0.0, at_least=0, at_most=1, on_resume="may change")
-    """Refuse to start with a teacher whose mean IoU on the validation images is lower, 0 to 1."""
+    """Refuse to start if the teacher's mean IoU on the validation images is below this, 0 to 1."""
 
     teacher_cache: PixelCacheSettings | None = None
-    """Keep the teacher's logits and features, so that later epochs and runs need no teacher. None: it runs on every step."""
+    """Keep the teacher's logits and features, so that later epochs and runs need no teacher. None: the teacher runs in every step."""
 
     @property
     def names(self) -> list[str]:
@@ -81,7 +82,7 @@ class SegmentationSettings(TeacherSettings):
                 "class_names",
                 self.class_names is None
                 or (len(names) == self.classes == len({*names}) and all(name.strip() for name in names)),
-                f"a name for each of the {self.classes} classes, no two alike, or null",
+                f"a distinct name for each of the {self.classes} classes, or null",
             ),
             (
                 "class_colours",
@@ -90,7 +91,11 @@ class SegmentationSettings(TeacherSettings):
                 f"[red, green, blue], each 0 to 255, for each of the {self.classes} classes, or null",
             ),
             ("min_scale", 0 < self.min_scale <= self.max_scale, "above 0 and at most max_scale"),
-            ("teacher_cache", self.teacher_cache is None or self.has_teacher, "null where there is no teacher"),
+            (
+                "teacher_cache",
+                self.teacher_cache is None or (self.has_teacher and not self.teacher_stream),
+                "null if there is no teacher, or with teacher_stream",
+            ),
         ]
 
 
@@ -104,6 +109,6 @@ class PixelLabellingSettings(SegmentationSettings):
 
     def conditions(self) -> list[tuple[str, bool, str]]:
         return super().conditions() + [
-            ("teacher_cache", self.teacher_cache is not None, "views, and what is kept: it names the label bank"),
+            ("teacher_cache", self.teacher_cache is not None, "a mapping with views: it names the label bank"),
             ("probe_seconds", self.probe_seconds == 0, "0: nothing is trained"),
         ]

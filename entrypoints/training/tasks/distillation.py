@@ -21,6 +21,7 @@ from training.engine import memory
 from training.engine.memory import Footprint
 from training.engine.run import Run
 from training.measure.timeline import Timeline
+from training.models import precision
 from training.runtime import accelerator
 from training.runtime.environment import Environment, read_environment
 from training.servers.groups import read_groups
@@ -126,7 +127,7 @@ class Distillation:
         if self.teacher is None:
             assert self.cache is not None, "nobody else asks"
             raise ValueError(
-                f"the label bank in {self.cache.where} was whole when the run began, and lacks answers now: {FILL}"
+                f"the label bank in {self.cache.where} was complete when the run began, but lacks answers now: {FILL}"
             )
         self.timeline.asks(len(images))
         return asked_of(self.teacher.to(images.device), self.students[0].settings)(images)
@@ -200,7 +201,7 @@ def ask_servers(
     elsewhere = partial(open_taught, data.elsewhere, settings, channels, layout)
     servers = run.servers.asked(replace(data, elsewhere=elsewhere))
     wait_seconds, hosts = settings.process_group_minutes * 60, len(read_groups().serving)
-    teacher = served.meet(servers, layout, run.world, wait_seconds, run.servers.say, hosts=hosts)
+    teacher = served.meet(servers, layout, run.world, wait_seconds, run.servers.log, hosts=hosts)
     run.servers.teacher = teacher
     return teacher
 
@@ -221,6 +222,7 @@ def _server_teacher(
 ) -> served.ServerTeacher:
     """One server's teacher, on the host's GPUs in turn, else on the CPU."""
     device = accelerator.in_turn(index)
+    precision.choose_tf32(settings.precision, device)  # as on the training hosts, which resolved `auto`
     teacher = load_teacher(settings, read_environment(), classes, channels).to(device)
     return served.ServerTeacher(teacher, device, layout)
 
@@ -257,16 +259,21 @@ def with_teacher(
         cached: the teacher's answers are kept.
     """
     working = max(memory.working_bytes(member.model, image) for member in teacher.members)
-    taught = replace(now, teacher=teacher.memory_bytes, teacher_activations=working)
+    with_it = partial(
+        replace,
+        teacher=teacher.memory_bytes,
+        teacher_activations=working,
+        teacher_beside=settings.teacher_stream and accelerator.is_gpu(image.device),
+    )
+    taught = with_it(now)
     if cached:
         return now, {**without, memory.FILLED: taught}
-    changed = {
-        name: replace(step, teacher=teacher.memory_bytes, teacher_activations=working) for name, step in without.items()
-    }
+    changed = {name: with_it(step) for name, step in without.items()}
     if settings.teacher_number_format != "fp32":
-        full = 4 * teacher.parameters
         changed[f"teacher_precision {settings.teacher_number_format}"] = replace(
-            now, teacher=full, teacher_activations=working * full / teacher.memory_bytes
+            taught,
+            teacher=4 * teacher.parameters,
+            teacher_activations=2 * working,  # which are of 16 bits, with fp8 too
         )
     return taught, changed
 

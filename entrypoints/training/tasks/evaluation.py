@@ -79,7 +79,7 @@ def evaluate(
     counted = torch.tensor([images, ranked], dtype=torch.float64, device=world.device)
     *totals, images, ranked = world.all_reduce_sum(torch.cat([sums, counted])).tolist()
     if not images:
-        raise ValueError("not one of the validation images can be read: the log and broken_images.txt name them")
+        raise ValueError("none of the validation images can be read: the log and broken_images.txt name them")
     names: tuple[str, ...] = (metrics.ACCURACY.name, metrics.TOP5_ACCURACY.name, metrics.VALIDATION_LOSS.name)
     if teacher_logits is not None:
         names += (metrics.TEACHER_TOP1.name, metrics.TEACHER_TOP5.name, metrics.TEACHER_KL.name)
@@ -135,13 +135,13 @@ def evaluate_pixels(
     pixels = confusion.sum().item()
     if pixels == 0:
         raise ValueError(
-            f"every pixel of the validation masks that can be read is ignored ({ignore_index}): there is nothing to measure"
+            f"every pixel of the readable validation masks is ignored ({ignore_index}): there is nothing to measure"
         )
     labelled = confusion.sum(1).nonzero().flatten().tolist()
     if count == 2 and ignored and len(labelled) == 1:
         raise ValueError(
-            f"the validation masks hold class {labelled[0]} ({classes[labelled[0]]}) alone, and {ignore_index}, which is ignored: where "
-            f"{ignore_index} stands for class {1 - labelled[0]}, as in masks of 0 and 255, write {1 - labelled[0]} there"
+            f"the validation masks hold class {labelled[0]} ({classes[labelled[0]]}) and {ignore_index} only, and {ignore_index} is "
+            f"ignored. If it stands for class {1 - labelled[0]}, as in masks of 0 and 255, write {1 - labelled[0]} instead"
         )
     ious = class_ious(confusion, ignore_index)
     largest = int(confusion.sum(1).argmax())

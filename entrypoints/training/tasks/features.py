@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -53,14 +54,16 @@ def require_enough(settings: TeacherSettings, images: int) -> None:
     """
     if settings.features is not None and images < settings.features.least_images:
         raise ValueError(
-            f"features: loss {settings.features.loss} compares at least {settings.features.least_images} images, and a process has "
-            f"{images} at once: raise global_batch_size or batch_size_per_device, or take fewer processes or loss cosine"
+            f"features: loss {settings.features.loss} compares at least {settings.features.least_images} images, but a process has "
+            f"{images} at once: raise global_batch_size or batch_size_per_device, use fewer processes, or set the loss to cosine"
         )
 
 
 def asked_of(teacher: Teacher, settings: TeacherSettings) -> Callable[[torch.Tensor], Output]:
-    """A function that gives a teacher's answers for images: its logits, and its features if they are learned."""
-    return teacher if settings.features is None else teacher.with_features
+    """A function that gives a teacher's answers for images: its logits, and its features if they are learned; with `teacher_stream`
+    on a stream of its own."""
+    asked: Callable[[torch.Tensor], Output] = teacher if settings.features is None else teacher.with_features
+    return partial(teacher.on_its_stream, asked) if settings.teacher_stream else asked
 
 
 def kept_features(

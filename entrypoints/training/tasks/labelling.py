@@ -14,16 +14,11 @@ import torch
 from training.data.batches import LabellingBatches, share_of_batch
 from training.data.loaders import Data, Loaders, open_loaders
 from training.data.same_images import refuse_other_images
-from training.engine.loop import Place, on_device, record_steps
-from training.engine.memory import (
-    Footprint,
-    batch_size_per_device,
-    capacity,
-    example,
-    explain,
-    peak_memory,
-    working_bytes,
-)
+from training.engine.batch_size import batch_size_per_device, capacity, explain
+from training.engine.device_batches import on_device
+from training.engine.held_out_size import WholeImages, whole_at_once
+from training.engine.loop import Place, printed_of, record_steps
+from training.engine.memory import Footprint, example, peak_memory, working_bytes
 from training.engine.run import Run
 from training.runtime import failure, metrics
 from training.teacher.cache import TeacherCache
@@ -57,23 +52,26 @@ def memory_needed(teacher: Teacher, data: Data[Any, Any], device: torch.device, 
     return Footprint(weights=0, optimizer=0, average=0, activations=bytes_per_image, teacher=teacher.memory_bytes)
 
 
-def labelling_loaders(data: Data[Any, Any], needed: Footprint, views: int, run: Run) -> Loaders:
+def labelling_loaders(
+    data: Data[Any, Any], needed: Footprint, views: int, run: Run, whole: WholeImages | None = None
+) -> Loaders:
     """Loaders of every image that a view draws, in batches as large as the student's in training, or as memory allows.
 
     Args:
         needed: the teacher's memory.
+        whole: held-out images that are larger than the views. None: they are not.
 
     Raises:
         ValueError: hosts have different images; or as `batch_size_per_device` and `open_loaders`.
     """
     refuse_other_images(data, run.world)
     space = capacity(run.world)
-    run.report.say_all(explain(needed, {}, space))
+    run.report.log_all(explain(needed, {}, space))
     fits = int(run.world.gather_rows(torch.tensor([needed.largest_batch(space)])).min())
     size = batch_size_per_device(run.settings, run.world, fits)
     failure.progress.out_of_memory = (
-        f"{size} images pass through the teacher at once: set a smaller batch_size_per_device, a part of the "
-        f"{share_of_batch(run.settings.global_batch_size, run.world)} of each process, and resume"
+        f"{size} images pass through the teacher at once: set a smaller batch_size_per_device, a divisor of the "
+        f"{share_of_batch(run.settings.global_batch_size, run.world)} per process, and resume"
     )
     remote = run.servers.loader if run.servers is not None else None
     return open_loaders(
@@ -81,9 +79,10 @@ def labelling_loaders(data: Data[Any, Any], needed: Footprint, views: int, run: 
         run.settings,
         run.world,
         batch_size_per_device=size,
+        held_out_batch_size=whole_at_once(whole, size, needed, run),
         views=views,
         remote=remote,
-        say=run.report.say,
+        log=run.report.log,
         sampler=LabellingBatches,
     )
 
@@ -101,7 +100,7 @@ def label(teacher: Callable[[torch.Tensor], Output], bank: TeacherCache, loaders
     batches, world, timeline = loaders.train_batches, run.world, run.timeline
     assert isinstance(batches, LabellingBatches), "labelling_loaders makes them"
     if not world.any(bank.writable):
-        raise ValueError(f"{bank.where} is read-only: set teacher_cache.where to a folder that can be written")
+        raise ValueError(f"{bank.where} is read-only: set teacher_cache.where to a writable folder")
     a_view = -(-len(batches.of_view(1)) // world.size)
     steps, size, stopped, found = bank.views * a_view, batches.batch_size_per_device, False, 0
 
@@ -117,7 +116,7 @@ def label(teacher: Callable[[torch.Tensor], Output], bank: TeacherCache, loaders
         batches.start_view(view, wanted)
         step = view * a_view - len(batches)
         timeline.start()
-        for batch in on_device(iter(loaders.train), world, timeline) if len(batches) else ():
+        for batch in on_device(iter(loaders.train), world, timeline, run.settings.copy_stream) if len(batches) else ():
             with timeline.phase("teacher_forward"):
                 bank.fill(batch, asked)
             step += 1
@@ -131,12 +130,12 @@ def label(teacher: Callable[[torch.Tensor], Output], bank: TeacherCache, loaders
             else:
                 timeline.step()
             if stopped:
-                run.report.say(f"stopped after batch {step} of {steps} on SIGTERM")
+                run.report.log(f"stopped after batch {step} of {steps} on SIGTERM")
                 break
         if stopped:
             break
         bank.complete_view()
-        run.report.say(f"view {view} of {bank.views} is complete")
+        run.report.log(f"view {view} of {bank.views} is complete")
     bank.close()
     run.stop.finish()
     failure.progress.enter("")
@@ -185,16 +184,14 @@ def _report(images: int, counts: tuple[int, int], place: Place, run: Run) -> Non
         counts: answers found, and computed.
     """
     run.timeline.step()
-    seconds = run.timeline.window()
+    window = run.timeline.window()
     memory = {metrics.MEMORY.name: peak_memory(run.world.device) / 2**30}
-    utilisation = record_steps(seconds, memory, place, run, images)
-    whole = seconds.pop("step")
+    utilisation = record_steps(window, memory, place, run, images)
     values = dict(zip((metrics.LABELS_FOUND.name, metrics.LABELS_COMPUTED.name), counts))
-    phases = {f"{phase}_s": round(value, 6) for phase, value in seconds.items()}
-    said = {name: phases.pop(name) for name in metrics.STEP_LINE if name in phases}
-    speed = {metrics.IMAGES_PER_SECOND.name: images / whole}
+    printed, phases = printed_of(window)
+    speed = {metrics.IMAGES_PER_SECOND.name: images / window.step}
     speed |= {metrics.MFU.name: utilisation.pop("mfu")} if "mfu" in utilisation else {}
-    run.report.metrics(*place, {**values, **speed, **said, **memory}, {**phases, **utilisation})
+    run.report.metrics(*place, {**values, **speed, **printed, **memory}, {**phases, **utilisation})
 
 
 def _link(file: Path, target: Path) -> None:

@@ -49,7 +49,7 @@ def save(
     folder: Path,
     data: Data[MaskedImages, MaskedImages],
     settings: SegmentationSettings,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> None:
     """Write overlays.png of `settings.overlays` held-out images, the same in every run on that data. Call it on rank 0 alone.
 
@@ -63,9 +63,9 @@ def save(
         with atomic_write(folder / FILE) as place:
             sheet.save(place, format="PNG")
     except Exception as error:  # whatever it is, the model is trained and delivered
-        say(f"no {FILE}: {type(error).__name__}: {error}")
+        log(f"no {FILE}: {type(error).__name__}: {error}")
     else:
-        say(f"{len(found)} held-out images with their masks and predictions: {folder / FILE}")
+        log(f"{len(found)} held-out images with their masks and predictions: {folder / FILE}")
 
 
 @torch.no_grad()

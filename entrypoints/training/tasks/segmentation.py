@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,12 +14,14 @@ from training.data.batches import MaskedBatch, TrainingBatches
 from training.data.loaders import Batches, Data
 from training.data.masks import MaskedImages
 from training.distributed.world import World
+from training.engine.held_out_size import Forward, WholeImages
 from training.engine.memory import example
+from training.engine.state import TrainingState
 from training.measure.timeline import Timeline
 from training.runtime.environment import Environment
 from training.settings.segmentation import PixelCacheSettings, SegmentationSettings
 from training.tasks.distillation import open_bank
-from training.tasks.evaluation import evaluate_pixels, resized
+from training.tasks.evaluation import evaluate_pixels, evaluating, resized
 from training.tasks.features import asked_of, kept_features, logits_and_features, untaught, with_features
 from training.tasks.losses import dice_loss, dice_sums, pixel_cross_entropy, temperature_kl
 from training.teacher import frozen
@@ -123,8 +127,8 @@ def pixel_layout(
     if len({*grids.values()}) > 1:
         found = ", ".join(f"{name} {rows} × {columns}" for name, (rows, columns) in grids.items())
         raise ValueError(
-            f"the teachers' grids differ ({found}), and teacher_cache keeps the mean of logits on one: give one teacher, or several "
-            "with encoders alike, or set teacher_cache to null"
+            f"the teachers' grids differ ({found}), but teacher_cache keeps their mean logits on one grid: give one teacher, or several "
+            "with similar encoders, or set teacher_cache to null"
         )
     [(rows, columns)] = {*grids.values()}
     learned = settings.features
@@ -177,11 +181,44 @@ def measured(
     teacher: Teacher, loader: Batches, settings: SegmentationSettings, classes: Sequence[str], world: World
 ) -> dict[str, Any]:
     """Metrics of `evaluate_pixels` for a teacher, whose logits may be on a grid of its own."""
-
-    def of_pixels(images: torch.Tensor) -> torch.Tensor:
-        return upsampled(teacher(images), images)
-
+    of_pixels = partial(_of_pixels, teacher)
     return evaluate_pixels(of_pixels, loader, world, classes=classes, ignore_index=settings.ignore_index)
+
+
+def whole_images(
+    settings: SegmentationSettings,
+    image: torch.Tensor,
+    *,
+    state: TrainingState | None = None,
+    teacher: Teacher | None = None,
+) -> WholeImages | None:
+    """The held-out images if they are larger than what training sees of an image; None: they are not.
+
+    Args:
+        image: a training image on the models' device: uint8 (1, channels, height, width).
+        state, teacher: what is evaluated on them.
+    """
+    if math.prod(settings.crop_size or settings.image_size) >= math.prod(settings.image_size):
+        return None
+    evaluated: list[Forward] = []
+    if state is not None:
+        evaluated.append(partial(_evaluated, state))
+    if teacher is not None:
+        evaluated.append(partial(_of_pixels, teacher.eager()))
+    assert settings.crop_size is not None, "it is smaller"
+    return WholeImages(image.new_zeros(1, image.shape[1], *settings.image_size), settings.crop_size, evaluated)
+
+
+def _evaluated(state: TrainingState, images: torch.Tensor) -> torch.Tensor:
+    """The logits of the model that is evaluated, computed as in an evaluation."""
+    with evaluating(state.evaluated), state.precision.autocast():
+        logits: torch.Tensor = state.evaluated(images)
+    return logits
+
+
+def _of_pixels(teacher: Teacher, images: torch.Tensor) -> torch.Tensor:
+    """A teacher's logits for each pixel of the images."""
+    return upsampled(teacher(images), images)
 
 
 def _of_all_ranks(own: torch.Tensor, world: World) -> torch.Tensor:

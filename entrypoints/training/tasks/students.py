@@ -40,7 +40,7 @@ class Students:
         image: torch.Tensor,
         steps: int,
         world: World,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
     ):
         """
         Args:
@@ -61,7 +61,7 @@ class Students:
                 own.student, own.student_options, classes, own.pretrained, environment, image_size=own.image_size
             )
             called = f"{name}: {own.student}" if name else own.student
-            say(f"student {called}: {timm_models.parameter_count(model):,} parameters, {len(classes)} classes")
+            log(f"student {called}: {timm_models.parameter_count(model):,} parameters, {len(classes)} classes")
             beside = learner(model, teacher, own, image)
             self.states.append(prepare(model, own, steps, world, beside=beside, name=name))
 

@@ -13,12 +13,12 @@ HINTS = {
     ACCURACY.name: (
         "an accuracy",
         "min_teacher_accuracy",
-        "its classes come in the order of the folders and that its image size and normalisation are its own",
+        "its classes are in the order of the folders and that it gets its own image size and normalisation",
     ),
     MIOU.name: (
         "a mean IoU",
         "min_teacher_miou",
-        "the masks number the classes as its own training masks did",
+        "the masks number the classes as its training masks did",
     ),
 }
 """By metric: its name in a sentence, the setting for its minimum, and what to check if it is lower."""
@@ -29,7 +29,7 @@ def accept(
     metrics: Mapping[str, Any],
     minimum: float,
     number_format: str,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> dict[str, Any]:
     """Log a teacher's quality, and refuse the teacher below the minimum.
 
@@ -45,7 +45,7 @@ def accept(
         ValueError: as `require`.
     """
     metric = next(name for name in HINTS if name in metrics)
-    say(
+    log(
         f"teacher {teacher.name}: {teacher.parameters:,} parameters in {number_format}, frozen, {metric} {metrics[metric]:.4f}"
     )
     require(metric, metrics[metric], minimum, teacher.name)

@@ -131,7 +131,7 @@ class TeacherCache:
         """Bytes of the cache with all its views."""
         return self.views * self.drawn * self.layout.size
 
-    def say(self) -> str:
+    def summary(self) -> str:
         """Log line: what is kept, where, and its final size."""
         return (
             f"label bank {self.where}: {self.views} view{'s' if self.views > 1 else ''} of {self.drawn:,} images, {self.layout.about()}: "
@@ -282,9 +282,9 @@ class TeacherCache:
         if lacking:
             raise ValueError(
                 f"the label bank in {self.where} is read-only and holds {self.views - len(lacking)} of {self.views} views: "
-                f"set teacher_cache.views to at most {lacking[0] - 1}, or fill one in a folder that can be written"
+                f"set teacher_cache.views to at most {lacking[0] - 1}, or fill one in a writable folder"
                 if lacking[0] > 1
-                else f"the label bank in {self.where} is read-only and empty: fill one in a folder that can be written"
+                else f"the label bank in {self.where} is read-only and empty: fill one in a writable folder"
             )
 
     def _require_room(self) -> None:
@@ -293,7 +293,7 @@ class TeacherCache:
         free = shutil.disk_usage(self.where).free
         if needed > free:
             raise ValueError(
-                f"the label bank will take {_readable(needed)} more in {self.where}, where {_readable(free)} are free: set a "
+                f"the label bank will take {_readable(needed)} more in {self.where}, which has {_readable(free)} free: set a "
                 "smaller teacher_cache.top_k or fewer views, another teacher_cache.where, or a larger compute.volume_gb"
             )
 
@@ -339,7 +339,7 @@ class TeacherCache:
                 raise
             if not self._lacks_room:
                 write_line(
-                    f"WARNING: no room for the label bank in {self.where}: training goes on, and answers are missing there"
+                    f"WARNING: no room for the label bank in {self.where}: training continues, but those answers are not stored"
                 )
             self._lacks_room = True
 

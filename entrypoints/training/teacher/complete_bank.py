@@ -26,11 +26,11 @@ TRIED = 1000
 CLASS_NAMES = "class names"
 """Under `created` in the manifest: the classes, in the order of the logits."""
 
-FIX = "correct these here, as the bank has them, or give a bank of this job's own images and settings"
+FIX = "change these to the bank's values, or give a bank made with this job's images and settings"
 
 FILL = (
-    "launcher label fills it, with the teacher at hand; or a new run without teacher_cache.complete and with the channel teacher computes "
-    "what is missing"
+    "launcher label fills it if the teacher is available; or a new run without teacher_cache.complete and with the channel teacher "
+    "computes what is missing"
 )
 
 
@@ -87,7 +87,7 @@ class CompleteBank:
             "label_bank_digest": digest_of(self.cache.where),
         }
 
-    def say(self) -> str:
+    def summary(self) -> str:
         """Log line."""
         about, cache = self.about(), self.cache
         return (
@@ -116,7 +116,7 @@ class CompleteBank:
             some = world.any(bool(lacking))  # after each view, so that no rank waits for all of them
         if some:
             raise ValueError(
-                f"teacher_cache.complete says that the label bank in {self.cache.where} has every answer, and it lacks some that this "
+                f"teacher_cache.complete says that the label bank in {self.cache.where} has every answer, but it lacks some that this "
                 f"run needs: {'; '.join(_by_view(lacking))}. {FILL}"
                 if lacking
                 else "a label bank lacks answers that this run needs; the message of another process names them"
@@ -142,13 +142,13 @@ def _opened(
     """
     if not (where / MANIFEST).is_file():
         raise ValueError(
-            f"{where} holds no label bank (no {MANIFEST}), and teacher_cache.complete asks for a whole one: {FILL}"
+            f"{where} holds no label bank (no {MANIFEST}), but teacher_cache.complete needs a complete one: {FILL}"
         )
     manifest = read_manifest(where)
     there, created = manifest[IDENTITY], manifest.get("created", {})
     if CLASS_NAMES not in created:
         raise ValueError(
-            f"the label bank in {where} does not say its classes (`created`, {CLASS_NAMES!r} in {MANIFEST}), and there is no teacher who "
+            f"the label bank in {where} does not name its classes (`created`, {CLASS_NAMES!r} in {MANIFEST}), and there is no teacher that "
             "does: add them there, in the order of the logits, or give the channel teacher"
         )
     whole = {**identity, **{name: there.get(name) for name in OF_THE_TEACHER}, CLASS_NAMES: about[CLASS_NAMES]}

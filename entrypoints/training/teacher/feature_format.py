@@ -83,7 +83,7 @@ class FeatureFormat:
         if not all(np.isfinite(fields[name]).all() for name in numbers):
             raise ValueError(
                 "the teacher gave features that are not finite, or beyond the 65504 that fp16 holds: set teacher_precision to bf16 or "
-                "fp32, and where they are finite, features to null or teacher_cache to null"
+                "fp32, or, if they are finite, features to null or teacher_cache to null"
             )
 
     def decode(self, fields: np.ndarray) -> np.ndarray:

@@ -7,9 +7,9 @@ import copy
 import hashlib
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 
@@ -19,9 +19,13 @@ from training.models.compiled import StaticBatch
 from training.models.export import hash_weights, read_description
 from training.models.features import Level, WithFeatures
 from training.models.files import member_folders, read_weights, weights_file
-from training.models.precision import FORMATS
+from training.models.fp8 import to_fp8
+from training.models.precision import FORMATS, unsupported
+from training.runtime import accelerator
 
-Precision = Literal["fp32", "bf16", "fp16"]
+Precision = Literal["fp32", "bf16", "fp16", "fp8"]
+
+Answer = TypeVar("Answer")
 
 LOCAL, HUB = "local-dir:", "hf-hub:"
 """timm's prefixes for a model in a folder, and for one on the Hugging Face Hub that timm has no name for."""
@@ -52,11 +56,15 @@ class FrozenModel:
             features: which to return beside the logits. None: none.
 
         Raises:
-            ValueError: as WithFeatures.
+            ValueError: as WithFeatures; fp8, and the model or torch does not support it.
         """
         self.name, self.options, self.precision = name, dict(options), precision
+        self.parameters = timm_models.parameter_count(model)
         memory_format = torch.channels_last if timm_models.convolutional(model) else torch.contiguous_format
         model.to(FORMATS[precision]).to(memory_format=memory_format)
+        if precision == "fp8":
+            _require(precision, model.mean.device)
+            to_fp8(model.model)
         self.model = model.eval().requires_grad_(False)
         timm_models.choose_attention(model, FORMATS[precision], model.mean.device)
         self._parts = [*model.modules()]
@@ -105,6 +113,7 @@ class Teacher:
     def __init__(self, members: Sequence[FrozenModel]):
         self.members = tuple(members)
         self.name = " + ".join(member.name for member in members)
+        self._side: accelerator.SideStream | None = None
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         """Images uint8 (batch, channels, height, width) -> logits float32 (batch, classes[, rows, columns]), without a gradient."""
@@ -118,9 +127,23 @@ class Teacher:
         assert features is not None, "whoever asks for features has loaded the teacher with them"
         return logits, features
 
+    def on_its_stream(self, asked: Callable[[torch.Tensor], Answer], images: torch.Tensor) -> Answer:
+        """What `asked`, which is this teacher or its `with_features`, says of images that were copied on the stream COPIES. A GPU
+        computes it on the stream TEACHER, while the student's step before still runs."""
+        if not accelerator.is_gpu(images.device):
+            return asked(images)
+        self._side = self._side or accelerator.SideStream(images.device, accelerator.TEACHER)
+        return self._side.run(lambda: asked(images), after=accelerator.COPIES)
+
     def to(self, device: torch.device) -> Teacher:
-        """Move the weights to a device, in place; a no-op if they are there."""
+        """Move the weights to a device, in place; a no-op if they are there.
+
+        Raises:
+            ValueError: the GPU does not support fp8, which the models compute in.
+        """
         for member in self.members:
+            if member.precision == "fp8":
+                _require(member.precision, device)
             if member.model.mean.device != device:  # `to` walks through all modules and parameters
                 member.model.to(device)
                 timm_models.choose_attention(member.model, FORMATS[member.precision], device)
@@ -129,7 +152,7 @@ class Teacher:
     @property
     def parameters(self) -> int:
         """Number of parameters of all its models."""
-        return sum(timm_models.parameter_count(member.model) for member in self.members)
+        return sum(member.parameters for member in self.members)
 
     @property
     def counted(self) -> list[Counted]:
@@ -152,6 +175,11 @@ class Teacher:
     def digest(self) -> str:
         """SHA-256 of everything but the images that the logits depend on; the order of models does not count."""
         return hashlib.sha256("".join(sorted(member.digest() for member in self.members)).encode()).hexdigest()
+
+
+def _require(precision: Precision, device: torch.device) -> None:
+    if (problem := unsupported(precision, device)) is not None:
+        raise ValueError(f"teacher_precision {precision}: {problem}")
 
 
 def load(
@@ -191,7 +219,7 @@ def load(
     Raises:
         ValueError: everything that is wrong with any model: no weights, several, damaged ones; no model name; weights that do not
             fit it; other classes or channels than the student's; a segmenter for images of another size; a segmenter where a
-            classifier belongs, or the other way round; features of several models.
+            classifier belongs, or the other way round; features of several models; fp8, and a model or torch does not support it.
     """
     members, problems = [], []
     # the teacher's random initialisation must not change the student's
@@ -281,7 +309,7 @@ def _read(
         name, options = description.name, description.options
     if name is None:
         raise ValueError(
-            f"{file.name} comes without a config.json of timm: set the hyperparameter teacher to the name of its model"
+            f"{file.name} has no timm config.json beside it: set the hyperparameter teacher to the name of its model"
         )
     known = None if description is None else description.classes
     _require_fit(known, classes, options.get("in_chans", 3), channels)

@@ -210,7 +210,7 @@ def read_checksums(folder: Path) -> dict[str, str]:
         return {}
     found = {name: checksum for checksum, _, name in (line.partition("  ") for line in lines)}
     if not all(len(checksum) == 64 and name for name, checksum in found.items()):
-        raise ValueError(f"{folder / CHECKSUMS} is damaged: delete it, and launcher label writes it anew")
+        raise ValueError(f"{folder / CHECKSUMS} is damaged: delete it, and launcher label rewrites it")
     return found
 
 

@@ -113,8 +113,8 @@ class PixelFormat(Records):
         fields = self.fields_of(records)
         if not all(np.isfinite(fields[name]).all() for name, kind, _ in self.answer_fields if kind == "<f2"):
             raise ValueError(
-                "the teacher gave logits of pixels that are not finite, or that lie further apart than fp16 holds: set "
-                "teacher_precision to bf16 or fp32, and where they are finite, teacher_cache to null"
+                "the teacher gave logits of pixels that are not finite, or are further apart than fp16 can hold: set "
+                "teacher_precision to bf16 or fp32, or, if they are finite, teacher_cache to null"
             )
         return self.with_features(records, content)
 

@@ -214,7 +214,7 @@ class RecordFormat(Records):
             raise ValueError(
                 f"the teacher gave logits that are not finite, or beyond what {self.precision} holds "
                 f"(the largest: {largest:g}): set teacher_precision to bf16 or fp32, "
-                "and where they are finite, the precision of teacher_cache or teacher_servers to fp32"
+                "or, if they are finite, the precision of teacher_cache or teacher_servers to fp32"
             )
         return self.with_features(records, content)
 

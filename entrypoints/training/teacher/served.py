@@ -128,7 +128,7 @@ class RemoteTeacher:
         layout: the same as that of the servers' teachers.
         wait_seconds: how long to go without an answer before giving up.
         processes: training processes of the job.
-        say: logs which server failed.
+        log: logs which server failed.
     """
 
     def __init__(
@@ -138,10 +138,10 @@ class RemoteTeacher:
         layout: RecordLayout,
         wait_seconds: float,
         processes: int,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
     ):
         self.layout = layout
-        self._servers, self._about, self._wait_seconds, self._say = servers, about, wait_seconds, say
+        self._servers, self._about, self._wait_seconds, self._log = servers, about, wait_seconds, log
         self._failures: dict[str, int] = {}
         self._until: dict[str, float] = {}
         self._names: Mapping[str, int] = {}
@@ -276,7 +276,7 @@ class RemoteTeacher:
         self._until[server] = time.monotonic() + pause_after(self._failures[server])
         why = f"{server.split('/')[1]}: {error}"
         if is_said(self._failures[server]):
-            self._say(f"no logits of the teacher from a server on {why}")
+            self._log(f"no teacher logits from a server on {why}")
         return why
 
 
@@ -285,7 +285,7 @@ def meet(
     layout: RecordLayout,
     world: World,
     wait_seconds: float,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
     *,
     hosts: int,
 ) -> RemoteTeacher:
@@ -300,12 +300,12 @@ def meet(
         ValueError: two hosts, or the only one, lack the teacher that the settings ask for.
         NoServers: no server has answered in time.
     """
-    found = world.on_rank_zero(lambda: json.dumps(_first(servers, wait_seconds, say, hosts)))
+    found = world.on_rank_zero(lambda: json.dumps(_first(servers, wait_seconds, log, hosts)))
     about = AboutTeacher(*json.loads(world.broadcast_bytes(None if found is None else found.encode())))
-    return RemoteTeacher(servers, about, layout, wait_seconds / 2, world.size, say)
+    return RemoteTeacher(servers, about, layout, wait_seconds / 2, world.size, log)
 
 
-def _first(servers: Servers, wait_seconds: float, say: Callable[[str], None], hosts: int) -> AboutTeacher:
+def _first(servers: Servers, wait_seconds: float, log: Callable[[str], None], hosts: int) -> AboutTeacher:
     until, asked, said = time.monotonic() + wait_seconds, dict[Any, str](), set[str]()
     why, without, again = "no host has joined", set[str](), dict[str, float]()
     while (now := time.monotonic()) < until:
@@ -333,7 +333,7 @@ def _first(servers: Servers, wait_seconds: float, say: Callable[[str], None], ho
                 return found.teacher
             if why not in said:
                 said.add(why)
-                say(f"no teacher on {why}")
+                log(f"no teacher on {why}")
         time.sleep(LOOK_SECONDS / 2)
     raise NoServers(f"no server has opened the teacher for {wait_seconds:.0f} s: {why}")
 

@@ -8,7 +8,7 @@ from launcher.insight.answers import Answer, DoesNotApply, NotMeasured
 from launcher.insight.contention import cost_of_workers
 from launcher.insight.evidence import IDLE_GPU, Evidence
 from launcher.insight.findings import NOTICEABLE, Finding, Fix, Gain, percent
-from launcher.insight.gains import bounded, estimated, step_left
+from launcher.insight.gains import amdahl, bounded, estimated, step_left
 from launcher.insight.length import epoch_steps, job_steps
 from launcher.insight.rules.images import dali
 
@@ -19,6 +19,10 @@ FASTER_ARITHMETIC = 2.0
 """Speed-up of 16-bit or TF32 matrix products over fp32, taken low: on an A100 the peak of TF32 is 8 times as high (156 to
 19.5 TFLOPS) and that of 16 bits 16 times (312; https://www.nvidia.com/en-us/data-center/a100/), but memory-bound kernels only halve
 their bytes."""
+
+BF16_OVER_TF32 = 2.0
+"""Peak of bf16 products over that of TF32, and bytes of a TF32 number over those of a bf16 one: 312 to 156 TFLOPS on an A100 (the same
+page)."""
 
 TENSOR_CORES, BF16 = 7.0, 8.0
 """Compute capabilities from which GPUs have tensor cores, and these multiply in bfloat16 and TF32 (NVIDIA, CUDA C++ programming guide,
@@ -37,13 +41,16 @@ def transfer(evidence: Evidence) -> Answer:
     fixes = [
         Fix(
             setting=None,
-            value="smaller image_size or view_size, where accuracy allows",
-            why="bytes grow with its square",
+            value="a smaller image_size or view_size, if accuracy allows",
+            why="bytes grow with the square of the size",
             scope="kit",
         )
     ]
     if evidence.on_gpu and evidence.settings.get("preprocessing", "dali") != "dali":
-        fixes.insert(0, dali(evidence, "JPEGs instead of pixels are copied to the GPU"))
+        fixes.insert(0, dali(evidence, "JPEGs are copied to the GPU instead of pixels"))
+        if evidence.settings.get("copy_stream") is False:
+            beside = "each batch is copied during the previous step; the numbers stay the same"
+            fixes.insert(1, Fix(setting="hyperparameters.copy_stream", value=True, now=False, why=beside))
     share_of_run = share * evidence.steps_part
     return Finding(
         kind="host_to_device_bound",
@@ -52,7 +59,7 @@ def transfer(evidence: Evidence) -> Answer:
         evidence=(f"host to device: {percent(share)} of a step of {evidence.step_seconds:.3g} s",),
         cause="the batches are large for the link, or their memory is not pinned",
         fixes=tuple(fixes),
-        gain=bounded(share_of_run, f"1 / (1 - {share_of_run:.2f}); how much less can be copied is not known"),
+        gain=bounded(share_of_run, f"{amdahl(share_of_run)}; how much less can be copied is not known"),
     )
 
 
@@ -62,7 +69,7 @@ def teacher(evidence: Evidence) -> Answer:
         return DoesNotApply("other hosts run the teacher")
     cached = evidence.settings.get("teacher_cache")
     if isinstance(cached, dict) and cached.get("complete"):
-        return DoesNotApply("a label bank answers for the teacher")
+        return DoesNotApply("a label bank provides the teacher's logits")
     share = evidence.share("teacher_forward")
     if share is None:
         frozen = evidence.script and evidence.script.frozen_model
@@ -72,9 +79,12 @@ def teacher(evidence: Evidence) -> Answer:
         if evidence.ranks:
             return DoesNotApply("no teacher ran")
         return NotMeasured(what="a teacher that takes much of the step", reason=evidence.why_no_steps)
+    settings = evidence.settings
+    if share < TEACHER and settings.get("teacher_stream"):
+        waited = "teacher_stream runs it during the student's previous step: only the remaining wait is timed"
+        return NotMeasured(what="a teacher that takes much of the step", reason=waited)
     if share < TEACHER:
         return None
-    settings = evidence.settings
     epochs = int(settings.get("epochs") or 1)
     precision = settings.get("teacher_precision") or settings.get("precision")
     halved = evidence.on_gpu and precision in (None, "fp32")
@@ -99,13 +109,16 @@ def teacher(evidence: Evidence) -> Answer:
                 value={"views": views},
                 now=None,
                 why=f"its answers are kept; images come in {views} reproducible {'views' if views > 1 else 'view'}, so watch the accuracy",
-                also={"checkpoints.s3": place} if place else {},
+                also={
+                    **({"checkpoints.s3": place} if place else {}),
+                    **({"hyperparameters.teacher_stream": False} if settings.get("teacher_stream") else {}),
+                },
             )
         )
     if halved:
         if not fixes:
             gain = _without_teacher(
-                evidence, share, 1 / FASTER_ARITHMETIC, f"speed-up {FASTER_ARITHMETIC:.0f} of the teacher"
+                evidence, share, 1 / FASTER_ARITHMETIC, f"a speed-up of {FASTER_ARITHMETIC:.0f} for the teacher"
             )
         fixes.append(half)
     if settings.get("compile_teacher") is not True:
@@ -125,7 +138,7 @@ def teacher(evidence: Evidence) -> Answer:
             + (f", student forward {percent(evidence.forward_share)}" if evidence.forward_share is not None else ""),
             f"teacher in {precision or 'fp32'}, {'with' if cached else 'without'} a cache, {epochs} epochs",
         ),
-        cause="it answers once for each view of an image, which is what this run is for"
+        cause="it runs once for each view of an image, which is the purpose of this run"
         if labels
         else "it computes the same logits for the same pixels again in every epoch",
         fixes=tuple(fixes),
@@ -173,15 +186,18 @@ def fp32(evidence: Evidence) -> Answer:
         return DoesNotApply("the GPU has no tensor cores")
     bits = _sixteen_bits(evidence)
     share_of_run = share * evidence.steps_part
+    by_cudnn = evidence.facts.get("device") == "cuda" and bits == "bf16"
+    if by_cudnn and evidence.script and evidence.script.convolves_in_tf32:
+        return _tf32_convolutions(evidence, share)
     return Finding(
         kind="fp32_compute",
         title="The GPU computes in fp32",
         share=share_of_run,
         evidence=(
-            f"precision fp32; forward, backward and optimizer take {percent(share)} of a step without the exchange",
+            f"precision fp32; forward, backward and optimizer take {percent(share)} of a step, not counting the exchange",
             *((f"GPUs busy {percent(1 - evidence.gpu_idle)} of the time",) if evidence.gpu_idle is not None else ()),
         ),
-        cause="tensor cores are idle: fp32 products do not use them",
+        cause="tensor cores are idle: fp32 matrix products do not use them",
         fixes=(
             Fix(setting="hyperparameters.precision", value=bits, now="fp32", why="autocast; weights stay in fp32"),
             *(
@@ -202,7 +218,34 @@ def fp32(evidence: Evidence) -> Answer:
             "fp32_compute",
             share_of_run,
             1 - share_of_run * (1 - 1 / FASTER_ARITHMETIC),
-            f"speed-up {FASTER_ARITHMETIC:.0f} of arithmetic: 1 / (1 - {share_of_run:.2f} · {1 - 1 / FASTER_ARITHMETIC:.2f})",
+            f"a speed-up of {FASTER_ARITHMETIC:.0f} for arithmetic: 1 / (1 - {share_of_run:.2f} · {1 - 1 / FASTER_ARITHMETIC:.2f})",
+        ),
+    )
+
+
+def _tf32_convolutions(evidence: Evidence, share: float) -> Finding:
+    """A convolutional network in torch's defaults: matrix products in fp32, convolutions in TF32.
+
+    Args:
+        share: of a step in which the device computes.
+    """
+    saved = share * evidence.steps_part * (1 - 1 / BF16_OVER_TF32)
+    return Finding(
+        kind="fp32_compute",
+        title="The GPU's convolutions compute in TF32, not in bf16",
+        share=saved,
+        evidence=(
+            f"forward, backward and optimizer take {percent(share)} of a step, not counting the exchange",
+            "precision fp32, but cuDNN's convolutions may use TF32 (torch.backends.cudnn.allow_tf32)",
+        ),
+        cause="tensor cores are in use; in 16 bits they multiply twice as fast, from half the bytes",
+        fixes=(
+            Fix(setting="hyperparameters.precision", value="bf16", now="tf32", why="autocast; weights stay in fp32"),
+        ),
+        gain=bounded(
+            saved,
+            f"{amdahl(saved)}: at most a speed-up of {BF16_OVER_TF32:.0f} for arithmetic; how much of it memory-bound kernels and "
+            "casts leave is not known",
         ),
     )
 

@@ -23,7 +23,7 @@ from launcher.insight.contention import (
 )
 from launcher.insight.evidence import IDLE_GPU, Evidence
 from launcher.insight.findings import NOTICEABLE, Finding, Fix, percent
-from launcher.insight.gains import bounded, estimated
+from launcher.insight.gains import amdahl, bounded, estimated
 from launcher.insight.length import epoch_steps
 from launcher.insight.rules.images import cheaper_images, gain_of_cheaper_images
 from launcher.insight.rules.neighbours import numbers as neighbour_numbers
@@ -40,8 +40,11 @@ from launcher.insight.rules.workers import (
 )
 from launcher.show.text import counted
 
-NOT_RECORDED = "what an image costs was not recorded"
+NOT_RECORDED = "the cost of an image was not recorded"
 """Why only the bound of a gain is known."""
+
+OVERLAP = 0.01
+"""Share of a step in which the device works while the process waits for data, from which it is reported."""
 
 WORKING = 0.5
 """Share of a core from which a data worker counts as busy; below, it waits for something other than the CPU."""
@@ -51,7 +54,7 @@ def waiting(evidence: Evidence) -> Answer:
     """The loader does not keep up: why, and what helps."""
     if evidence.remote:
         return DoesNotApply("other hosts make the images")
-    wait, idle = evidence.share("data_wait"), evidence.gpu_idle
+    wait, lost, idle = evidence.share("data_wait"), evidence.lost_to_data, evidence.gpu_idle
     looks_for = "waiting for data"
     if wait is None and idle is None:
         return NotMeasured(what=looks_for, reason=evidence.why_not("data_wait"))
@@ -59,29 +62,29 @@ def waiting(evidence: Evidence) -> Answer:
     if taken is not None:
         keeps_thread = kept_by_workers(evidence) is not None or suspected(evidence)
         return (_noisy_workers if keeps_thread else _too_many_workers)(evidence, taken)
-    if wait is None:
+    if wait is None or lost is None:
         return _from_system_metrics(evidence)
     taken_from_model = _taken_from_model(evidence)
     if wait < NOTICEABLE and taken_from_model is not None:
         return _costly_images(evidence, taken_from_model)
-    if wait < NOTICEABLE or (idle is not None and idle < NOTICEABLE):
+    if lost < NOTICEABLE or (idle is not None and idle < NOTICEABLE):
         return None  # a host that waits while the device still has work loses nothing
     if explained(evidence):
         return EXPLAINED
     if evidence.busy is None:
-        return _without_cores(evidence, wait)
+        return _without_cores(evidence, wait, lost)
     working = evidence.busy - spinning_cores(evidence) / usable_cores(evidence)
     # a further worker gets its share of the cores that other programs use, however full they are
     busy = max(0.0, working - outside(evidence) / usable_cores(evidence))
     if _blocked(evidence, busy):
-        return slow_storage(evidence, _numbers(evidence, wait), wait, lost=wait)
-    room = min(1 / (1 - wait), 1 / max(busy, 0.01))
+        return slow_storage(evidence, _numbers(evidence, wait), lost, lost=lost)
+    room = min(1 / (1 - lost), 1 / max(busy, 0.01))
     sensible = sensible_workers(evidence)
     if room >= 1 + NOTICEABLE and (evidence.workers is None or evidence.workers < sensible):
-        return _too_few_workers(evidence, wait, room, sensible, busy)
+        return _too_few_workers(evidence, wait, lost, room, sensible, busy)
     if working >= 0.7:
         return _costly_images(evidence)
-    return slow_storage(evidence, _numbers(evidence, wait), wait, lost=wait)
+    return slow_storage(evidence, _numbers(evidence, wait), lost, lost=lost)
 
 
 def _taken_from_model(evidence: Evidence) -> float | None:
@@ -144,6 +147,12 @@ def _numbers(evidence: Evidence, wait: float | None) -> list[str]:
     numbers = []
     if wait is not None:
         numbers.append(f"waiting for data: {percent(wait)} of a step of {evidence.step_seconds:.3g} s")
+        lost = evidence.lost_to_data
+        if lost is not None and wait - lost >= OVERLAP:
+            numbers.append(
+                f"the device needs {percent(evidence.device_share)} of a step, in part while the process waits: without the wait a step is "
+                f"{percent(lost)} shorter"
+            )
     if evidence.gpu_idle is not None:
         numbers.append(f"GPUs idle {percent(evidence.gpu_idle)} of the time")
     if evidence.busy is not None and evidence.full is not None:
@@ -167,8 +176,8 @@ def _numbers(evidence: Evidence, wait: float | None) -> list[str]:
     spinning = spinning_cores(evidence)
     if spinning >= 0.5:
         numbers.append(
-            f"{spinning:.1f} cores are held by other threads of the training process, which may only wait for the next operator "
-            "(OpenMP's do, without giving their core away); a worker has no such threads"
+            f"other threads of the training process hold {spinning:.1f} cores; they may only be waiting for the next operator "
+            "(OpenMP's threads spin while they wait); a worker has no such threads"
         )
     return numbers
 
@@ -191,20 +200,20 @@ def _too_many_workers(evidence: Evidence, lost: float) -> Finding:
         formula = (
             f"the step's {work:.3g} CPU seconds on {cores:.3g} cores take {needed * evidence.step_seconds:.3g} s of its "
             f"{evidence.step_seconds:.3g} s; waits at the start of epochs, {percent(starts)} of the time, become {sensible} / {workers} "
-            "of that; the cost of taking turns is not counted"
+            "of that; the overhead of sharing cores is not counted"
         )
         if not evidence.on_gpu and busy > left:  # the same work on the same cores, whoever does it
             left = busy
             formula = (
                 f"the cores are in use {percent(left)} of the time and the work stays the same; "
-                "the cost of taking turns is not counted"
+                "the overhead of sharing cores is not counted"
             )
         gain = estimated(evidence, "too_many_workers", share, left, formula)
     fewer = Fix(
         setting="hyperparameters.num_workers",
         value=sensible,
         now=workers,
-        why="as many as prepare a step's images while it is computed; more would take turns",
+        why="enough to prepare a step's images while it is computed; more would only compete for cores",
     )
     cheaper = cheaper_images(evidence)
     settings = tuple(fix for fix in cheaper if (fix.setting or "").startswith("hyperparameters."))
@@ -223,7 +232,7 @@ def _too_many_workers(evidence: Evidence, lost: float) -> Finding:
         title=f"Too many workers: {workers} a process on {cores:.3g} cores",
         share=share,
         evidence=tuple(numbers),
-        cause="the workers take turns on full cores, also with the training process; more workers would slow it further",
+        cause="the workers share fully used cores with the training process, so more workers would slow it down",
         fixes=fixes,
         gain=gain,
     )
@@ -248,7 +257,7 @@ def _noisy_workers(evidence: Evidence, lost: float) -> Finding:
         now=workers,
         why="as many as prepare a step's images while the device computes it"
         if known
-        else "what an image costs was not recorded; KT's job needed 0 or 1",
+        else "the cost of an image was not recorded; KT's job needed 0 or 1",
     )
     left = 1 - lost * evidence.steps_part - starts * (1 - fewer.value / workers)
     formula = "the wait for a core goes away" + (
@@ -265,14 +274,22 @@ def _noisy_workers(evidence: Evidence, lost: float) -> Finding:
         + (f"; it is not proven ({why_no_delay(evidence)})" if is_suspicion else ""),
         fixes=(fewer, *cheaper_images(evidence)),
         gain=bounded(share) if is_suspicion else estimated(evidence, "too_many_workers", share, left, formula),
-        experiment=f"the same job for some hundred steps with num_workers={fewer.value}: if the GPUs idle less, it was the workers"
+        experiment=f"run a few hundred steps of the same job with num_workers={fewer.value}: if the GPUs idle less, it was the workers"
         if is_suspicion
         else None,
     )
 
 
-def _too_few_workers(evidence: Evidence, wait: float, room: float, sensible: int, cores: float) -> Finding:
-    workers, busy = evidence.workers, 1 - wait
+def _too_few_workers(evidence: Evidence, wait: float, lost: float, room: float, sensible: int, cores: float) -> Finding:
+    """
+    Args:
+        wait: share of a step that the training process waits for data.
+        lost: share of a step that is saved if it does not.
+        room: times the work that there is room for.
+        sensible: the most workers that are advised.
+        cores: share of the usable cores that the run uses.
+    """
+    workers, busy = evidence.workers, 1 - lost
     if workers:
         wanted = min(sensible, math.ceil(workers / busy * 1.1))
         loader = workers / wanted
@@ -281,27 +298,27 @@ def _too_few_workers(evidence: Evidence, wait: float, room: float, sensible: int
         loader = wait / wanted
     spins = spinning_cores(evidence) > 0
     shared = programs_take_cores(evidence) and (evidence.busy or 0.0) >= CROWDED
-    free = "more would get a part of the cores that other programs use" if shared else "cores are free for more"
+    free = "more would get a share of the cores that other programs use" if shared else "cores are free for more"
     cause = f"the workers are busy, and {free}"
     if workers is None:
-        cause = f"{free}; their number in this run is not known"
+        cause = f"{free}; the number of workers in this run is not known"
     elif workers == 0:
         cause = "the training process itself decodes the images, between its steps"
     why = "how other programs share the cores with more workers is not known" if shared else NOT_RECORDED
-    gain = bounded(wait * evidence.steps_part, "what its other threads do is not known" if spins else why)
+    gain = bounded(lost * evidence.steps_part, "what its other threads do is not known" if spins else why)
     if workers is not None and not spins and not shared:
         first = wait / each if not workers and (each := epoch_steps(evidence)) else 0.0
         left = max(busy, loader, cores) + first
         after = 1 - evidence.steps_part * (1 - min(left, 1.0))
         formula = (
-            f"a step takes {left:.2f} of its time, the most of the rest of the step {busy:.2f}, the loader with {wanted} workers "
-            f"{loader:.2f} and the cores in use {cores:.2f}, and {first:.3f} for the first batch of each epoch: 1 / {after:.2f}"
+            f"a step takes {left:.2f} of its time: the largest of {busy:.2f} for the rest of the step, {loader:.2f} for the loader with "
+            f"{wanted} workers and {cores:.2f} for the cores in use, plus {first:.3f} for the first batch of each epoch: 1 / {after:.2f}"
         )
-        gain = estimated(evidence, "too_few_workers", wait * evidence.steps_part, after, formula)
+        gain = estimated(evidence, "too_few_workers", lost * evidence.steps_part, after, formula)
     return Finding(
         kind="too_few_workers",
-        title=f"Too few workers: training waits for data while {'other programs have its cores' if shared else 'cores are idle'}",
-        share=wait * evidence.steps_part,
+        title=f"Too few workers: training waits for data while {'other programs use its cores' if shared else 'cores are idle'}",
+        share=lost * evidence.steps_part,
         evidence=tuple(_numbers(evidence, wait)),
         cause=cause,
         fixes=(
@@ -315,7 +332,7 @@ def _too_few_workers(evidence: Evidence, wait: float, room: float, sensible: int
             *cheaper_images(evidence),
         ),
         gain=gain,
-        experiment=f"some hundred steps with num_workers={wanted}: no faster, and the other threads do work that workers cannot"
+        experiment=f"run a few hundred steps with num_workers={wanted}: if no faster, the other threads do work that workers cannot"
         if spins
         else None,
     )
@@ -329,7 +346,7 @@ def _costly_images(evidence: Evidence, taken_from_model: float | None = None) ->
     """
     wait = evidence.share("data_wait") or 0.0
     fixes = (*cheaper_images(evidence), *without_programs(evidence))
-    lost = (wait if taken_from_model is None else taken_from_model) * evidence.steps_part
+    lost = ((evidence.lost_to_data or 0.0) if taken_from_model is None else taken_from_model) * evidence.steps_part
     if taken_from_model is None:
         title, numbers = "Preparing the images needs more cores than there are", _numbers(evidence, wait)
     else:
@@ -340,19 +357,19 @@ def _costly_images(evidence: Evidence, taken_from_model: float | None = None) ->
         title=title,
         share=lost,
         evidence=tuple(numbers),
-        cause="decoding and augmentation fill the cores; more workers would only take turns on them",
+        cause="decoding and augmentation use all cores; more workers would only compete for them",
         fixes=fixes,
         gain=gain_of_cheaper_images(evidence, "data_bound", lost, fixes[0]),
     )
 
 
-def _without_cores(evidence: Evidence, wait: float) -> Finding:
+def _without_cores(evidence: Evidence, wait: float, lost: float) -> Finding:
     """The wait was measured, its cause was not."""
     return Finding(
         kind="too_few_workers" if evidence.workers == 0 else "data_bound",
         title="Training waits for its data"
         + ("; the training process decodes the images itself" if evidence.workers == 0 else ""),
-        share=wait * evidence.steps_part,
+        share=lost * evidence.steps_part,
         evidence=tuple(_numbers(evidence, wait)),
         cause=f"whether workers, cores or storage limit it was not measured: {evidence.why_no_hosts}",
         fixes=(
@@ -361,8 +378,8 @@ def _without_cores(evidence: Evidence, wait: float) -> Finding:
             ),
         ),
         gain=bounded(
-            wait * evidence.steps_part,
-            f"1 / (1 - {wait * evidence.steps_part:.2f}); what it waits for was not measured",
+            lost * evidence.steps_part,
+            f"{amdahl(lost * evidence.steps_part)}; what it waits for was not measured",
         ),
     )
 
@@ -379,7 +396,7 @@ def _from_system_metrics(evidence: Evidence) -> Answer:
     share = idle * evidence.steps_part
     return Finding(
         kind="data_bound",
-        title="All cores are full while the GPUs wait",
+        title="All cores are busy while the GPUs wait",
         share=share,
         evidence=tuple(_numbers(evidence, None)),
         cause=f"probably decoding and augmentation, which was not measured ({evidence.why_not('data_wait')})",

@@ -43,7 +43,7 @@ def starved(evidence: Evidence) -> Answer:
     if not evidence.on_gpu:
         if gap is None:
             missing = next(name for name in ("data_wait", "backward", "forward") if name not in evidence.phases)
-            return NotMeasured(what="time of the training process in no phase", reason=evidence.why_not(missing))
+            return NotMeasured(what="time of the training process outside all phases", reason=evidence.why_not(missing))
         return _main_thread(evidence, gap) if gap >= 1.5 * NOTICEABLE else None
     if idle is None and gap is None:
         return NotMeasured(what="a GPU that waits for the training process", reason=evidence.why_no_hosts)
@@ -84,7 +84,7 @@ def starved(evidence: Evidence) -> Answer:
         + (
             evidence.why_no_steps
             if not evidence.ranks
-            else "no small steps, full core or synchronising calls were seen"
+            else "no small steps, fully used core or synchronising calls were seen"
         ),
         fixes=(
             *_try_fewer_workers(evidence),
@@ -137,8 +137,8 @@ def fixed_cost(evidence: Evidence) -> Answer:
             evidence,
             LARGER,
             math.sqrt(most * least),
-            f"a step with {LARGER} times the images, {at_once:.0f} times as many at once, takes from {LARGER * least:.2f} to, "
-            f"but for its optimizer, {LARGER} times as long: "
+            f"a step with {LARGER} times the images, {at_once:.0f} times as many at once, takes {LARGER * least:.2f} times as "
+            f"long at best and, apart from its optimizer, {LARGER} times at worst: "
             f"1 / sqrt({most:.2f} · {least:.2f})",
             unsure=math.sqrt(most / least),
         ),
@@ -221,7 +221,9 @@ def _numbers(evidence: Evidence, lost: float) -> list[str]:
     if evidence.gpu_idle is not None:
         numbers.append(f"GPUs idle {percent(evidence.gpu_idle)} of the time")
     if evidence.unaccounted is not None:
-        numbers.append(f"{percent(evidence.unaccounted)} of a step of {evidence.step_seconds:.3g} s lies in no phase")
+        numbers.append(
+            f"{percent(evidence.unaccounted)} of a step of {evidence.step_seconds:.3g} s is outside all phases"
+        )
     for line in evidence.script.loop_lines[:3] if evidence.script else ():
         if line.share >= OFTEN:
             numbers.append(
@@ -269,7 +271,7 @@ def _synchronising(evidence: Evidence, lost: float) -> Finding:
         title="The training process waits for the GPU in every step, then the GPU waits for it",
         share=share,
         evidence=tuple(numbers),
-        cause="reading a number from the device lets the queue of kernels run empty",
+        cause="reading a number from the device drains the kernel queue",
         fixes=tuple(fixes),
         gain=_of_shorter_steps(
             evidence, "synchronising_calls", share, left, f"without the waits a step takes {why} of its time"
@@ -304,7 +306,7 @@ def _small_batch(evidence: Evidence, lost: float) -> Finding:
             setting="hyperparameters.compile",
             value=True,
             now=settings.get("compile"),
-            why="fewer kernel launches a step; compiling takes a minute, which thousands of steps repay",
+            why="fewer kernel launches a step; compiling takes a minute, which pays off over thousands of steps",
         )
     )
     fixes.append(Fix(setting=None, value="a smaller instance type or machine", why="if the batch must stay as it is"))
@@ -324,7 +326,7 @@ def _small_batch(evidence: Evidence, lost: float) -> Finding:
             evidence,
             factor,
             max(1 / factor, 1 - evidence.gpu_idle),
-            f"{factor} times the images at once take as many launches, and the GPU is busy {percent(1 - evidence.gpu_idle)} of the time: "
+            f"{factor} times the images at once need no more launches, and the GPU is busy {percent(1 - evidence.gpu_idle)} of the time: "
             f"1 / {max(1 / factor, 1 - evidence.gpu_idle):.2f}",
         ),
     )
@@ -338,7 +340,7 @@ def _try_fewer_workers(evidence: Evidence) -> tuple[Fix, ...]:
         Fix(
             setting=None,
             value="try the DataLoader with num_workers=1",
-            why="if the GPUs then idle less, its workers have kept the training thread from its core",
+            why="if the GPUs then idle less, its workers took the training thread's core",
         ),
     )
 

@@ -8,7 +8,7 @@ from launcher.insight import calibration
 from launcher.insight.contention import WORKERS, cost_of_workers, lost_to, peers
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import NOTICEABLE, Fix, Gain, percent
-from launcher.insight.gains import bounded, estimated, in_steps, step_left
+from launcher.insight.gains import amdahl, bounded, estimated, in_steps, step_left
 
 SHARD_SIZE = "100MB"
 """Of shards: a few large reads for many images, and still enough files to share among processes and workers."""
@@ -59,16 +59,20 @@ def gain_of_cheaper_images(evidence: Evidence, kind: str, touched: float, fix: F
             1 - max(0.0, in_steps(evidence) - starts) * (1 - min(one, 1.0)) - starts * (1 - cost)
             for one, cost in ((step, images), (free, 0.0))
         )
-        wait = "" if starts < NOTICEABLE else f", as do waits at the start of epochs, {percent(starts)} of the time"
+        wait = (
+            ""
+            if starts < NOTICEABLE
+            else f", waits at the start of epochs ({percent(starts)} of the time) shrink as much"
+        )
         formula = f"an image then costs {percent(images)} of its CPU time{wait}, and a step takes {why} of its time: 1 / {left:.2f}"
         return estimated(evidence, kind, 1 - most, left, formula)
     theirs = evidence.workers_part
     if evidence.on_gpu or theirs is None or theirs * evidence.steps_part <= touched:
-        return bounded(touched, f"1 / (1 - {touched:.2f}); how much cheaper images can be is not known")
+        return bounded(touched, f"{amdahl(touched)}; how much cheaper images can be is not known")
     touched = theirs * evidence.steps_part
     return bounded(
         touched,
-        f"1 / (1 - {touched:.2f}): images take {percent(theirs)} of the CPU time, which they share with the model; how much cheaper they "
+        f"{amdahl(touched)}: images take {percent(theirs)} of the CPU time, which they share with the model; how much cheaper they "
         "can be is not known",
     )
 
@@ -85,7 +89,7 @@ def _with_cheaper(evidence: Evidence, images: float) -> tuple[float, str]:
     lost = (1 - images) * (lost_to(evidence, WORKERS) or 0.0)
     own, step = evidence.own_cpu, evidence.steady_step_seconds
     spun = 2 * peers(evidence) * lost * step / own if own and step else 0.0
-    busy = max(0.0, 1 - (evidence.share("data_wait") or 0.0) - (1 - images) * cost_of_workers(evidence))
+    busy = max(0.0, 1 - (evidence.lost_to_data or 0.0) - (1 - images) * cost_of_workers(evidence))
     return step_left(evidence, busy, images=images, own_cpu=max(0.0, 1 - spun))
 
 
@@ -98,9 +102,10 @@ def _image_cost(evidence: Evidence, fix: Fix) -> float | None:
 def dali(evidence: Evidence, why: str) -> Fix:
     """NVIDIA DALI instead of the CPU pipeline, without the settings that belong to that one."""
     settings = evidence.settings
-    composed = {"hyperparameters.compose_augmentation": False} if settings.get("compose_augmentation") else {}
+    others = ("compose_augmentation", "copy_stream", "teacher_stream")
+    off = {f"hyperparameters.{name}": False for name in others if settings.get(name)}
     now = settings.get("preprocessing")
-    return Fix(setting="hyperparameters.preprocessing", value="dali", now=now, why=why, also=composed)
+    return Fix(setting="hyperparameters.preprocessing", value="dali", now=now, why=why, also=off)
 
 
 def shards(evidence: Evidence, why: str) -> Fix:
@@ -121,7 +126,7 @@ def gain_of_quick_reads(evidence: Evidence, lost: float) -> Gain:
         "storage_bound",
         touched,
         left,
-        f"where reads do not wait, a step takes {why} of its time: 1 / {left:.2f}",
+        f"if reads do not wait, a step takes {why} of its time: 1 / {left:.2f}",
     )
 
 

@@ -18,7 +18,7 @@ from launcher.insight.contention import (
 )
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import NOTICEABLE, Finding, Fix, percent
-from launcher.insight.gains import estimated
+from launcher.insight.gains import amdahl, estimated
 from launcher.insight.rules.images import dali
 from launcher.insight.rules.workers import kept_from_core, taken_by_workers
 from launcher.show.text import counted
@@ -30,8 +30,8 @@ SHOWN = 0.05
 """Cores from which a neighbour is worth showing."""
 
 CAUSES = {
-    WORKERS: "decoding and augmentation fill the cores, and the thread that launches the device's work has to wait for its turn",
-    THREADS: "the training processes run more threads than they have cores, and these take turns with the one that drives the step",
+    WORKERS: "decoding and augmentation use all cores, so the thread that launches the device's work has to wait for one",
+    THREADS: "the training processes run more threads than they have cores, and these compete with the thread that drives the step",
     PROGRAMS: "programs outside the run use its cores",
     None: "what else uses the cores was not recorded",
 }
@@ -63,7 +63,7 @@ def noisy(evidence: Evidence) -> Answer:
         cause=CAUSES[who],
         fixes=_fixes(who, evidence),
         gain=estimated(
-            evidence, "noisy_neighbour", share, 1 - share, f"the wait for a core goes away: 1 / (1 - {share:.2f})"
+            evidence, "noisy_neighbour", share, 1 - share, f"the wait for a core goes away: {amdahl(share)}"
         ),
     )
 
@@ -126,11 +126,11 @@ def _named(who: str | None, evidence: Evidence) -> str:
 def _fixes(who: str | None, evidence: Evidence) -> tuple[Fix, ...]:
     if who == PROGRAMS:
         return (
-            Fix(setting=None, value=f"end or move what else runs on the host: {programs(evidence)}"),
+            Fix(setting=None, value=f"stop or move the host's other programs: {programs(evidence)}"),
             Fix(setting=None, value="bind the training to cores of its own (taskset, docker --cpuset-cpus)"),
         )
     if who == THREADS and not oversubscribed(evidence):
-        return (Fix(setting=None, value="a process with fewer threads of its own, or more cores for it"),)
+        return (Fix(setting=None, value="fewer threads in the training process, or more cores for it"),)
     if who == THREADS:
         each = max(1, int(evidence.cores_each or 1))
         return (
@@ -146,4 +146,4 @@ def _fixes(who: str | None, evidence: Evidence) -> tuple[Fix, ...]:
             dali(evidence, "decoding and augmentation move to the GPU"),
             Fix(setting=None, value="an instance type with more cores for each GPU"),
         )
-    return (Fix(setting=None, value="see with `top -H` on the host, while it trains, what else runs there"),)
+    return (Fix(setting=None, value="run `top -H` on the host during training to see what else runs there"),)

@@ -10,7 +10,7 @@ from launcher.insight import speed, start_up, windows
 from launcher.insight.answers import EXPLAINED, Answer, DoesNotApply, NotMeasured
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import NOTICEABLE, Finding, Fix, percent
-from launcher.insight.gains import bounded, estimated
+from launcher.insight.gains import amdahl, bounded, estimated
 from launcher.insight.length import job_steps
 from launcher.insight.measurements import Steps
 from launcher.insight.phases import NO_PHASE
@@ -38,7 +38,7 @@ def checkpoints(evidence: Evidence) -> Answer:
         "checkpoint",
         "checkpoint_stalls",
         "Writing checkpoints delays training",
-        "checkpoints are too frequent for the time that one takes, or the disk is slow",
+        "checkpoints are too frequent for the time each one takes, or the disk is slow",
         lambda count, factor: (
             Fix(
                 setting="hyperparameters.checkpoint_every",
@@ -85,19 +85,19 @@ def epoch_starts(evidence: Evidence) -> Answer:
         title="Each epoch starts with a wait for the first batches",
         share=share,
         evidence=(
-            f"{percent(share)} of the training time passes before the first steps of epochs, or in these beyond what others take",
-            f"in all other steps waiting for data takes {percent(_wait_in_others(evidence))}",
+            f"{percent(share)} of the training time passes before the first steps of epochs, or in these beyond what other steps take",
+            f"in all other steps, waiting for data takes {percent(_wait_in_others(evidence))}",
         ),
         cause="the loader restarts with every epoch: workers start, or images are listed again, while no batch is ready; "
         "after a fork the process also copies the memory that it writes to"
         if evidence.workers != 0
-        else "there are no workers that would have to start: the script does something else between two epochs, or lists images again",
+        else "there are no workers to start: the script does something else between epochs, or lists images again",
         fixes=(
             shards(evidence, "a list of a few shards instead of one file per image"),
             *_half_the_workers(evidence),
         ),
         gain=estimated(
-            evidence, "slow_epoch_starts", share, 1 - share, f"the whole wait at epoch starts: 1 / (1 - {share:.2f})"
+            evidence, "slow_epoch_starts", share, 1 - share, f"the whole wait at epoch starts: {amdahl(share)}"
         ),
     )
 
@@ -187,7 +187,7 @@ def start(evidence: Evidence) -> Answer:
         evidence=(
             f"{seconds:.0f} s until the first step, {evidence.training_seconds:.0f} s of training after it",
             f"the first logged steps took {compiling:.0f} s longer than later ones",
-            *([f"until the first step: {start_up.said(parts)}"] if parts else []),
+            *([f"until the first step: {start_up.parts_text(parts)}"] if parts else []),
         ),
         cause=start_up.longest(parts)
         if parts
@@ -195,7 +195,7 @@ def start(evidence: Evidence) -> Answer:
         fixes=tuple(fixes),
         gain=bounded(
             in_job,
-            f"1 / (1 - {in_job:.2f}) over {'this run' if whole_steps is None else 'the whole job'}; "
+            f"{amdahl(in_job)} over {'this run' if whole_steps is None else 'the whole job'}; "
             "how much of the start is needed is not known",
         ),
     )
@@ -253,7 +253,7 @@ def outliers(evidence: Evidence) -> Answer:
     if phase == "data_wait":
         cause = "the loader runs dry now and then: other users of the storage or a shared file system"
     elif phase == "backward" and (evidence.world_size or 1) > 1:
-        cause = "another rank is late now and then, or the network is"
+        cause = "another rank or the network is late now and then"
     elif phase == NO_PHASE and where:
         cause = "the script itself does something now and then, such as a metric, a log or a file, or something else takes the cores"
     numbers, pressure = ", ".join(str(number) for number in steps.step[mask][far][:5]), evidence.pressure or 0.0
@@ -290,7 +290,7 @@ def outliers(evidence: Evidence) -> Answer:
             ),
         ),
         gain=estimated(
-            evidence, "step_outliers", share, 1 - share, f"without the excess of these steps: 1 / (1 - {share:.2f})"
+            evidence, "step_outliers", share, 1 - share, f"without the excess of these steps: {amdahl(share)}"
         ),
     )
 

@@ -10,7 +10,7 @@ from launcher.insight import windows
 from launcher.insight.answers import Answer, DoesNotApply, NotMeasured
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import NOTICEABLE, Finding, Fix, percent
-from launcher.insight.gains import bounded, estimated
+from launcher.insight.gains import amdahl, bounded, estimated
 from launcher.insight.measurements import Steps
 from launcher.insight.phases import NO_PHASE
 from launcher.insight.rules.feeding import larger_batch
@@ -43,7 +43,7 @@ def communication(evidence: Evidence) -> Answer:
     share, settings = least * evidence.steps_part, evidence.settings
     fixes, gain = (
         [],
-        bounded(share, f"1 / (1 - {share:.2f}); how much of the exchange a larger batch hides is not known"),
+        bounded(share, f"{amdahl(share)}; how much of the exchange a larger batch hides is not known"),
     )
     if settings.get("gradient_compression") == "none" and evidence.facts.get("backend") != "smddp":
         fixes.append(
@@ -51,7 +51,7 @@ def communication(evidence: Evidence) -> Answer:
         )
         formula = f"half the bytes: 1 / (1 - {share:.2f} / 2)"
         gain = estimated(evidence, "communication_bound", share, 1 - share / 2, formula)
-    fixes.append(larger_batch(evidence, 2, "half as many exchanges an epoch; scale the learning rate with it"))
+    fixes.append(larger_batch(evidence, 2, "half as many exchanges per epoch; scale the learning rate with it"))
     smddp = "distribution smddp, on an instance type that has it, such as ml.p4d.24xlarge; or "
     is_it = evidence.facts.get("backend") == "smddp"
     fixes.append(Fix(setting=None, value=f"{'' if is_it else smddp}fewer, larger hosts", scope="kit"))
@@ -113,7 +113,7 @@ def slow_rank(evidence: Evidence) -> Answer:
             numbers.append(f"{name}: {mean:.0f} % used")
     causes = {
         "data_wait": "its data come later: its host's cores or storage are slower or busier",
-        "host_to_device": "its copies to the device are slower: another link, or memory that is not pinned",
+        "host_to_device": "its copies to the device are slower: a different link, or memory that is not pinned",
         NO_PHASE: "its process does more than the others between the phases, such as metrics, logs or files of one rank alone",
     }
     return Finding(
@@ -124,7 +124,7 @@ def slow_rank(evidence: Evidence) -> Answer:
         evidence=tuple(numbers[:6]),
         cause=causes.get(phase, "its device is slower or shared, or its process does not get a core"),
         fixes=(
-            Fix(setting=None, value=f"look at {rank.host}: other processes, clock, temperature, links; replace it"),
+            Fix(setting=None, value=f"check {rank.host}: other processes, clock, temperature, links; or replace it"),
             *(
                 (Fix(setting=None, value="input shards near every host (FSx, or File mode)"),)
                 if phase == "data_wait"
@@ -136,7 +136,7 @@ def slow_rank(evidence: Evidence) -> Answer:
             "slow_rank",
             share,
             1 - share,
-            f"if the slow rank were as fast as the others: 1 / (1 - {share:.2f})",
+            f"if the slow rank were as fast as the others: {amdahl(share)}",
         ),
     )
 
@@ -161,7 +161,7 @@ def uneven_gpus(evidence: Evidence) -> Answer:
         if means[least] >= UNUSED
         else f"{least} is idle: there are fewer processes than GPUs",
         fixes=(_process_per_gpu(evidence, least),),
-        gain=bounded(lost, f"1 / (1 - {lost:.2f}); how evenly the work can be shared is not known"),
+        gain=bounded(lost, f"{amdahl(lost)}; how evenly the work can be shared is not known"),
     )
 
 
@@ -185,7 +185,7 @@ def _process_per_gpu(evidence: Evidence, idle: str) -> Fix:
     if evidence.all_gpu_means[idle] < UNUSED and _without_a_process(evidence):
         gpus = sum(name.split()[0] == idle.split()[0] for name in evidence.all_gpu_means)
         return Fix(setting="compute.processes_per_host", value=gpus, why=why)
-    return Fix(setting=None, value=f"look at {idle}: its process, clock, temperature and links")
+    return Fix(setting=None, value=f"check {idle}: its process, clock, temperature and links")
 
 
 def _one_is_slow(evidence: Evidence, own: np.ndarray) -> bool:

@@ -13,6 +13,7 @@ from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding, Fix, percent
 from launcher.insight.gains import of_other_fixes
 from launcher.insight.script import Address, Part, SampledLine, Script
+from launcher.show.text import listed
 
 ARGUMENTS: dict[str | None, dict[str, str]] = {
     "transformers": {
@@ -95,6 +96,14 @@ def _workers(fix: Fix, evidence: Evidence, script: Script) -> Fix | None:
         if evidence.cores_each is None:
             return None  # a guess may be fewer than there are workers
         value = max(1, math.floor(evidence.cores_each))
+    loaders = script.loaders("training")
+    if len(loaders) > 1:  # from outside, a number is set for each of them
+        made = listed([str(part.at) for part in loaders])
+        return replace(
+            fix,
+            setting=None,
+            value=f"{value} data workers in all (now {evidence.workers}), of the DataLoaders at {made}",
+        )
     return _argument(script, "num_workers", value, now=evidence.workers, why=fix.why)
 
 
@@ -102,7 +111,7 @@ def _batch(fix: Fix, evidence: Evidence, script: Script) -> Fix:
     now, whole = evidence.images_per_micro_batch, evidence.settings.get("global_batch_size")
     if "auto" in fix.also.values() and isinstance(whole, int):
         factor = fix.value // whole
-        value = f"the gradients of {factor} batches summed up before each step: GPU memory holds no {factor} times the images at once"
+        value = f"sum the gradients of {factor} batches before each step: GPU memory cannot hold {factor} times the images at once"
         return replace(fix, setting=None, value=value, also={})
     if not isinstance(whole, int) or now is None or len(script.loaders("training")) > 1:
         return replace(fix, setting=None, value="a larger batch")
@@ -225,7 +234,7 @@ def _argument_of_script(script: Script, name: str, now: Any, loader: Part | None
 def _samples(finding: Finding, evidence: Evidence, script: Script) -> list[Fix]:
     """The code that makes a sample: the line where the training thread is, or the dataset of the workers."""
     advice = (
-        "one file for many samples, or a copy on a near disk"
+        "one file for many samples, or a copy on a nearby disk"
         if finding.kind == "storage_bound"
         else "smaller images, cheaper transforms, or their results stored once before training"
     )
@@ -253,13 +262,13 @@ def _waits(finding: Finding, evidence: Evidence, script: Script) -> list[Fix]:
     if line is None:
         return []
     return [
-        _note(f"{_code(line.at)} waits for the GPU at every step: read the number once in 100 steps, or later", line.at)
+        _note(f"{_code(line.at)} waits for the GPU at every step: read the number every 100 steps, or later", line.at)
     ]
 
 
 def _loop(finding: Finding, evidence: Evidence, script: Script) -> list[Fix]:
     """The loop's own lines that take a good part of the finding's time."""
-    what = "see whether these steps wait there" if finding.kind == "step_outliers" else "move it out of the step"
+    what = "check whether the slow steps wait there" if finding.kind == "step_outliers" else "move it out of the step"
     return _heavy(finding, script.loop_lines, what)
 
 
@@ -278,7 +287,7 @@ def _slow_rank(finding: Finding, evidence: Evidence, script: Script) -> list[Fix
 
 def _epochs(finding: Finding, evidence: Evidence, script: Script) -> list[Fix]:
     own = [line for line in script.lines if line.phase == "between_passes" and line.at.is_own]
-    there = _heavy(finding, own, "it runs between epochs, do it more rarely or in another process")
+    there = _heavy(finding, own, "it runs between epochs; do it less often, or in another process")
     loader = script.loader("training")
     if not evidence.workers or loader is None or loader.values.get("persistent_workers"):
         return there
@@ -305,7 +314,7 @@ def _exchange(finding: Finding, evidence: Evidence, script: Script) -> list[Fix]
 
 
 def _start(finding: Finding, evidence: Evidence, script: Script) -> list[Fix]:
-    return [_note("look at what the script does before its first step: downloads, lists of many files, compilation")]
+    return [_note("check what the script does before its first step: downloads, lists of many files, compilation")]
 
 
 def _nothing(finding: Finding, evidence: Evidence, script: Script) -> list[Fix]:

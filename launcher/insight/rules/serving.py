@@ -13,7 +13,7 @@ import numpy as np
 from launcher.insight.answers import EXPLAINED, Answer, DoesNotApply, NotMeasured
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import NOTICEABLE, Finding, Fix, Gain, percent
-from launcher.insight.gains import bounded, estimated
+from launcher.insight.gains import amdahl, bounded, estimated
 from launcher.insight.rules.data import WORKING, explained
 from launcher.insight.rules.images import cheaper_images, shards
 from launcher.insight.servers import Served, happened, served
@@ -62,7 +62,7 @@ def waiting(evidence: Evidence) -> Answer:
     return NotMeasured(
         what=WHAT,
         reason=f"servers' threads are busy {percent(now.busy)} of the time, the receiving thread {percent(now.receiving)}, and "
-        f"{now.in_flight:.1f} parts are on their way: nothing is at its limit",
+        f"{now.in_flight:.1f} parts of batches are in flight: nothing is at its limit",
     )
 
 
@@ -77,7 +77,7 @@ def _numbers(evidence: Evidence, now: Served, wait: float) -> list[str]:
         numbers.append(f"servers: {now.threads:.3g} threads{of}, busy {percent(now.busy)} of the time")
     if now.seconds_per_image is not None:
         numbers.append(
-            f"{now.images:.4g} images/s received, each {1000 * now.seconds_per_image:.3g} ms of a server's thread; "
+            f"{now.images:.4g} images/s received, each takes {1000 * now.seconds_per_image:.3g} ms of a server's thread; "
             f"{now.megabytes:.3g} MB/s"
         )
     if evidence.settings.get("teacher_servers"):
@@ -89,7 +89,7 @@ def _numbers(evidence: Evidence, now: Served, wait: float) -> list[str]:
     if counts is not None and counts.failures:
         numbers.append(f"servers failed: {counts.failures}; images made by the training processes: {counts.alone:,}")
     if evidence.facts.get("one_machine"):
-        numbers.append("all hosts of this run share one machine: numbers of hosts hold for machines of their own")
+        numbers.append("all hosts of this run share one machine: the advised numbers of hosts assume one machine each")
     return numbers
 
 
@@ -139,19 +139,17 @@ def _gain(
 def _too_few(evidence: Evidence, now: Served, wait: float) -> Finding:
     fix, factor = _more_servers(evidence, now, wait)
     cores = math.ceil(now.most_threads / (serving_hosts(evidence) or 1) * factor - 0.01)
-    instance = Fix(setting=None, value=f"an instance type with {cores} cores, for no more serving hosts than now")
-    cause, others = "decoding and augmentation fill", (instance, *cheaper_images(evidence))
+    instance = Fix(setting=None, value=f"an instance type with {cores} cores, for the same number of serving hosts")
+    cause, others = "decoding and augmentation occupy", (instance, *cheaper_images(evidence))
     if now.teacher_share >= TEACHER:
-        cause = "the teacher fills"
-        others = (
-            Fix(setting=None, value="serving hosts with GPUs, or with more or faster ones, which run the teacher"),
-        )
+        cause = "the teacher occupies"
+        others = (Fix(setting=None, value="serving hosts with GPUs for the teacher, or with more or faster ones"),)
     return Finding(
         kind="too_few_servers",
-        title="Too few servers: training waits for images of other hosts, whose threads are busy",
+        title="Too few servers: training waits for images from other hosts, whose threads are busy",
         share=wait * evidence.steps_part,
         evidence=tuple(_numbers(evidence, now, wait)),
-        cause=f"{cause} the threads of the servers, one for each of their hosts' cores",
+        cause=f"{cause} all threads of the servers, one for each core of their hosts",
         fixes=(fix, *others),
         gain=_gain(evidence, now, wait, "too_few_servers", servers=now.making / now.most_threads / factor),
     )
@@ -163,12 +161,12 @@ def _more_servers(evidence: Evidence, now: Served, wait: float) -> tuple[Fix, fl
     assert seconds is not None, "a busy server has made an image"
     threads = needed * seconds
     why = (
-        f"steps that wait for nothing take {needed:.4g} images/s; at {1000 * seconds:.3g} ms of a thread each these need "
+        f"steps that never wait take {needed:.4g} images/s; at {1000 * seconds:.3g} ms of a thread each, these need "
         f"{threads:.1f} threads"
     )
     if hosts is None:
         wanted = max(math.floor(now.most_threads) + 1, math.ceil(threads - 0.01))
-        return Fix(setting=None, value=f"hosts with {wanted} cores in all that serve", why=why), (
+        return Fix(setting=None, value=f"serving hosts with {wanted} cores in all", why=why), (
             wanted / now.most_threads
         )
     each = now.most_threads / hosts
@@ -176,7 +174,7 @@ def _more_servers(evidence: Evidence, now: Served, wait: float) -> tuple[Fix, fl
     why += f", and a host has {each:.3g}"
     groups = evidence.facts.get("serving_groups") or ()
     if not groups:
-        return Fix(setting=None, value=f"{wanted} hosts that serve instead of {hosts}", why=why), wanted / hosts
+        return Fix(setting=None, value=f"{wanted} serving hosts instead of {hosts}", why=why), wanted / hosts
     largest = max(groups, key=lambda group: group["instance_count"])
     count = largest["instance_count"]
     key = f"compute.instance_groups.{largest['index']}.instance_count"
@@ -192,8 +190,8 @@ def _slow_reads(evidence: Evidence, now: Served, wait: float) -> Finding:
         title="Storage is too slow: servers wait for reads",
         share=share,
         evidence=tuple(_numbers(evidence, now, wait)),
-        cause="all threads of the servers have images in hand while their cores idle: they wait for a disk or the network that brings "
-        "the images to them",
+        cause="all threads of the servers are working on images while their cores idle: they wait for the disk or network that "
+        "delivers the images",
         fixes=(
             shards(evidence, "few large reads instead of a file per image"),
             Fix(
@@ -214,9 +212,7 @@ def _network(evidence: Evidence, now: Served, wait: float) -> Finding:
     whole = each * _needed(now, wait) / (now.images + now.alone)
     numbers = _numbers(evidence, now, wait)
     whole_wait = now.in_flight + now.making
-    numbers.append(
-        f"of the time from asking for images to having them, making takes {percent(now.making / whole_wait)}"
-    )
+    numbers.append(f"making the images takes {percent(now.making / whole_wait)} of the time from request to receipt")
     received = [
         float(np.mean(evidence.during(host.network["receive"]))) / 1e6
         for host in evidence.training_hosts
@@ -233,14 +229,14 @@ def _network(evidence: Evidence, now: Served, wait: float) -> Finding:
         title="The network between servers and training hosts is too slow",
         share=wait * evidence.steps_part,
         evidence=tuple(numbers),
-        cause="servers have threads to spare, and so has the one that receives: images spend their time on the way between the hosts",
+        cause="servers have spare threads and the receiving thread has spare time: images are delayed on the network between the hosts",
         fixes=(
             Fix(
                 setting=None,
-                value=f"instance types with more network bandwidth: {bits}, steadily",
-                why=f"steps that wait for nothing take {whole:.3g} MB/s a training host",
+                value=f"instance types with more network bandwidth: {bits}, sustained",
+                why=f"steps that never wait take {whole:.3g} MB/s a training host",
             ),
-            Fix(setting=None, value=f"fewer pixels an image: {kilobytes:.3g} kB travel for each"),
+            Fix(setting=None, value=f"fewer pixels an image: each takes {kilobytes:.3g} kB on the network"),
             _by_this_host(evidence),
         ),
         gain=_gain(evidence, now, wait, "servers_network_bound"),
@@ -253,7 +249,7 @@ def _receiving(evidence: Evidence, now: Served, wait: float) -> Finding:
     fix, factor = _more_processes(evidence, world, hosts, wanted)
     return Finding(
         kind="receiving_bound",
-        title="Receiving is the limit: one thread of a training process takes in all its images",
+        title="Receiving is the limit: one thread of a training process receives all its images",
         share=wait * evidence.steps_part,
         evidence=tuple(_numbers(evidence, now, wait)),
         cause="the thread that puts the servers' images into batches is busy all the time; more servers would not help",
@@ -302,12 +298,12 @@ def _no_servers(evidence: Evidence, now: Served, wait: float) -> Finding:
         title=f"Servers are missing: the training processes make {percent(now.alone_share)} of the images themselves",
         share=share,
         evidence=tuple(_numbers(evidence, now, wait)),
-        cause="no server answers, or those that did have failed",
+        cause="no server answers, or those that answered have failed",
         fixes=(
             Fix(
                 setting=None,
                 value="see why: lines with `server` in the log of the first training host, and ray.log among the outputs of all hosts",
             ),
         ),
-        gain=bounded(share, f"1 / (1 - {share:.2f}); what servers can make was not measured"),
+        gain=bounded(share, f"{amdahl(share)}; what servers can make was not measured"),
     )

@@ -33,7 +33,7 @@ def slow_storage(evidence: Evidence, numbers: Sequence[str], wait: float | None,
 
     Args:
         numbers: the evidence.
-        wait: share of a step that waits for data; None: not measured.
+        wait: share of a step that is saved if it does not wait for data; None: not measured.
         lost: share of a step that quick reads would save.
     """
     read = [
@@ -54,7 +54,7 @@ def slow_storage(evidence: Evidence, numbers: Sequence[str], wait: float | None,
         title="Storage is too slow: workers wait for reads",
         share=lost * evidence.steps_part,
         evidence=tuple(shown),
-        cause="reads wait for a disk or the network while cores are idle: many small files, a cold disk, or a far one",
+        cause="reads wait for a disk or the network while cores are idle: many small files, or a cold or remote disk",
         fixes=(
             shards(evidence, "few large reads instead of a file per image"),
             Fix(
@@ -69,7 +69,7 @@ def slow_storage(evidence: Evidence, numbers: Sequence[str], wait: float | None,
                         setting="hyperparameters.num_workers",
                         value=_more_reads(evidence.workers, wait, evidence.cores_each),
                         now=evidence.workers,
-                        why="more reads at a time: the storage has latency, not full bandwidth",
+                        why="more reads in flight: latency limits the storage, not bandwidth",
                     ),
                 )
                 if evidence.workers and not workers_exceed_cores(evidence)
@@ -84,7 +84,7 @@ def _more_reads(workers: int, wait: float | None, cores: float | None) -> int:
     """Workers with which no step would wait if each read took as long as now: a worker that reads needs no core.
 
     Args:
-        wait: share of a step that waits for data; None: not measured.
+        wait: share of a step that is saved if it does not wait for data; None: not measured.
         cores: of each training process; None: not known.
     """
     if wait is None or wait >= 1:

@@ -7,7 +7,7 @@ import numpy as np
 from launcher.insight.answers import EXPLAINED, Answer, DoesNotApply, NotMeasured
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import NOTICEABLE, Finding, Fix, Gain, percent
-from launcher.insight.gains import bounded, estimated, in_steps
+from launcher.insight.gains import amdahl, bounded, estimated, in_steps
 from launcher.insight.measurements import Series
 from launcher.insight.rules.workers import taken_by_workers
 
@@ -23,7 +23,7 @@ SOON = 10
 SAMPLES = 20
 """Fewer samples than this show no trend."""
 
-SEGMENTS = Fix(setting="environment.PYTORCH_CUDA_ALLOC_CONF", value="expandable_segments:True", why="where shapes vary")
+SEGMENTS = Fix(setting="environment.PYTORCH_CUDA_ALLOC_CONF", value="expandable_segments:True", why="if shapes vary")
 
 WITHOUT_SEGMENTS = ("1.", "2.0.")
 """PyTorch versions that fail with an error on expandable_segments: https://github.com/pytorch/pytorch/issues/123505"""
@@ -60,7 +60,7 @@ def throttled(evidence: Evidence) -> Answer:
                         setting="hyperparameters.num_workers",
                         value="auto",
                         now=evidence.settings.get("num_workers"),
-                        why="no more processes than cores of the quota",
+                        why="no more processes than the quota has cores",
                     ),
                 )
                 if evidence.workers is None or evidence.cores_each is None or evidence.workers > evidence.cores_each
@@ -77,7 +77,7 @@ def _of_a_larger_quota(evidence: Evidence, lost: float) -> Gain:
     threads, workers = evidence.facts.get("threads"), evidence.workers
     touched = lost * in_steps(evidence, evaluations=True)
     if len(hosts) != 1 or threads is None or workers is None or evidence.usable_cores(hosts[0]) >= len(hosts[0].cores):
-        return bounded(touched, f"1 / (1 - {touched:.2f}); how many cores the processes would use is not known")
+        return bounded(touched, f"{amdahl(touched)}; how many cores the processes would use is not known")
     [host] = hosts
     ranks, used = evidence.local_ranks(host), min(float(evidence.busy_cores(host).mean()), evidence.usable_cores(host))
     cores = evidence.cores_used(evidence.all_cpu)
@@ -87,7 +87,7 @@ def _of_a_larger_quota(evidence: Evidence, lost: float) -> Gain:
     device = 1 - evidence.gpu_idle if evidence.gpu_idle is not None else 0.0
     left = max(min(used / wanted, 1.0), device)
     formula = (
-        f"the processes use {used:.2f} cores, and {wanted:.3g} of the host's {len(host.cores)} without a quota, in the "
+        f"the processes use {used:.2f} cores, and would use {wanted:.3g} of the host's {len(host.cores)} without a quota, in the "
         f"{percent(lost)} of the time in which it throttles"
     )
     return estimated(evidence, "cpu_throttled", touched, 1 - touched * (1 - left), formula)

@@ -74,9 +74,9 @@ def judge(evidence: Evidence) -> Report:
     lost = lost_to(evidence, PROGRAMS) or 0.0
     if lost >= HIDING:
         small = f"what takes less than {percent(NOTICEABLE)} of the time"
-        core = f"programs outside the run have the training thread's core in {percent(lost)} of it"
+        core = f"programs outside the run take the training thread's core {percent(lost)} of the time"
         not_measured.append(
-            NotMeasured(what=small, reason=f"{core}: without them it may be {percent(NOTICEABLE / (1 - lost))}")
+            NotMeasured(what=small, reason=f"{core}: without them, its share may be {percent(NOTICEABLE / (1 - lost))}")
         )
     if "operators" not in evidence.facts:
         not_measured.append(NotMeasured(what="operators and kernels", reason=evidence.why_not("operators")))
@@ -129,5 +129,5 @@ def _has_it(fix: Fix, settings: Mapping[str, Any]) -> bool:
     return name in settings and settings[name] == fix.value
 
 
-SEPARATE = Fix(setting=None, value="launcher diagnose RUN --probe, which measures the halves of a step one by one")
+SEPARATE = Fix(setting=None, value="launcher diagnose RUN --probe, which measures the halves of a step separately")
 """The fix if all that a rule advises is already set."""

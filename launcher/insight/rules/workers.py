@@ -43,7 +43,7 @@ def taken_by_workers(evidence: Evidence) -> float | None:
         return evidence.gpu_idle
     if not workers_exceed_cores(evidence) or evidence.busy is None or evidence.busy < 0.6:
         return None
-    wait, idle = evidence.share("data_wait") or 0.0, evidence.gpu_idle
+    wait, idle = evidence.lost_to_data or 0.0, evidence.gpu_idle
     if wait >= NOTICEABLE:
         ready = runnable_per_core(evidence)
         if evidence.busy < CROWDED and ready is not None and ready < 1:
@@ -125,5 +125,6 @@ def sensible_workers(evidence: Evidence) -> int:
         return max(1, math.floor(cores - (0.0 if waits >= 0.5 else 1.0) + 0.5))
     theirs = whole - own
     lost = kept_from_core(evidence) or 0.0
-    lasts = max(whole / cores, (1 - waits - lost) * step if evidence.on_gpu else 0.0)
+    needed = 1 - (evidence.lost_to_data or 0.0) - lost
+    lasts = max(whole / cores, needed * step if evidence.on_gpu else 0.0)
     return min(max(1, math.ceil(theirs / lasts - 0.1)), max(1, math.floor(cores + 0.5))) if lasts else 1

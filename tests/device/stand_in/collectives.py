@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _create_work_from_future
 
-from tests.device.stand_in.kernels import on_host
+from tests.device.stand_in import streams
+from tests.device.stand_in.kernels import on_host, uses_in
 
 
 class StandInGroup(dist.ProcessGroup):
@@ -24,12 +25,41 @@ class StandInGroup(dist.ProcessGroup):
         return "nccl"
 
 
+class _Work(dist.Work):
+    """A collective that is done, of which streams know nothing before they wait."""
+
+    def __init__(self, tensors: Any, clock: streams.Clock):
+        super().__init__()
+        self._tensors, self._clock = tensors, clock
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        streams.current().wait(self._clock)
+        return True
+
+    def get_future(self) -> torch.futures.Future:
+        """DDP goes on with these tensors, on the stream that asks."""
+        self.wait()
+        done = torch.futures.Future()
+        done.set_result(self._tensors)
+        return done
+
+
+@functools.cache
+def _queue() -> streams.Queue:
+    """NCCL's own stream."""
+    return streams.Queue()
+
+
 def _collective(name: str) -> Callable[..., dist.Work]:
     def call(self: StandInGroup, tensors: Any, *rest: Any) -> dist.Work:
+        queue = _queue()
+        queue.wait(streams.current().now())
+        used = [*uses_in((tensors, *rest))]
+        streams.submitted(name, used, used, queue)
+        for uses in used:
+            uses.recorded.add(queue.number)  # as ProcessGroupNCCL does
         getattr(self._gloo, name)(_down(tensors), *map(_down, rest)).wait()
-        done = torch.futures.Future()
-        done.set_result(tensors)  # DDP goes on with these
-        return _create_work_from_future(done)
+        return _Work(tensors, queue.now())
 
     return call
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from tests.device.stand_in import streams
 from tests.device.stand_in.synchronisation import synchronised, under_way
 
 aten = torch.ops.aten
@@ -40,15 +40,14 @@ class Memory:
 
     allocated = peak = 0
     total = 8 * 2**30
-    lock = threading.RLock()  # memory may be freed while more is taken
 
     def __init__(self, storage: torch.UntypedStorage):
         """
         Raises:
             torch.OutOfMemoryError: the device has no room for it, as CUDA says it.
         """
-        self.storage, self.size = storage, 0
-        with Memory.lock:
+        self.storage, self.size, self.uses = storage, 0, streams.Uses()
+        with streams.lock:
             if Memory.allocated + storage.nbytes() > Memory.total:
                 raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {storage.nbytes()} bytes.")
             self.size = storage.nbytes()
@@ -56,7 +55,8 @@ class Memory:
             Memory.peak = max(Memory.peak, Memory.allocated)
 
     def __del__(self):
-        with Memory.lock:
+        streams.freed(self.uses)
+        with streams.lock:
             Memory.allocated -= self.size
 
 
@@ -184,6 +184,7 @@ def register() -> None:
     some.impl("_fused_sdp_choice", lambda *args, **kwargs: 0, "PrivateUse1")  # the composite of products and a softmax
     _libraries.extend([everything, some])
     torch.Generator = Generator
+    streams.register(uses_of)
     # PyTorch has no allocator for the device
     torch.UntypedStorage.clone = _clone(torch.UntypedStorage.clone)
     torch.UntypedStorage.to = _moved(torch.UntypedStorage.to)
@@ -201,8 +202,6 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
     """
     if op in (aten._copy_from.default, aten._copy_from_and_resize.default):
         return _copy(*args, **kwargs)
-    if op is aten.record_stream.default:
-        return None  # memory is freed by nobody before Python lets go of it
     if op.overloadpacket is aten.set_:
         return op.redispatch(_CPU, *args, **kwargs)
     call = _Call()
@@ -212,6 +211,7 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
         _require_one_device(op, args, call.of_host)
     if _waits(op, args):
         synchronised(str(op))
+        streams.host_waits(streams.current().now())
     if torch.Tag.nondeterministic_seeded in op.tags:
         with Random():
             result = op(*plain, **named)
@@ -219,7 +219,39 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
         result = op(*plain, **named)
     if op._schema.is_mutable:
         call.resized()
-    return call.up(result)
+    found = call.up(result)
+    if not op.is_view:
+        _submitted(op, args, kwargs, found)
+    return found
+
+
+def _submitted(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+    """Tell the order of streams what a kernel read and wrote."""
+    given = [*zip(op._schema.arguments, args)]
+    given += [(argument, kwargs[argument.name]) for argument in op._schema.arguments if argument.name in kwargs]
+    read, written = [], [*uses_in(result)]
+    for argument, value in given:
+        writes = argument.alias_info is not None and argument.alias_info.is_write
+        (written if writes else read).extend(uses_in(value))
+    streams.submitted(str(op), read, written)
+
+
+def uses_in(value: Any) -> Iterator[streams.Uses]:
+    """Of the `gpu` tensors among a value."""
+    if isinstance(value, torch.Tensor):
+        if value.device.type == "gpu":
+            yield uses_of(value)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from uses_in(item)
+
+
+def uses_of(tensor: torch.Tensor) -> streams.Uses:
+    """How streams use a `gpu` tensor's memory."""
+    storage = tensor.untyped_storage()
+    memory_of(storage)
+    uses: streams.Uses = storage.memory.uses
+    return uses
 
 
 def _as_tensor(value: Any, argument: torch.Argument) -> Any:
@@ -266,12 +298,15 @@ def _copy(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False
     """Between the devices; the host goes on only where its side is pinned and the caller does not wait."""
     hosts = [tensor for tensor in (source, target) if tensor.device.type == "cpu"]
     values, place = on_host(source), on_host(target)
+    streams.submitted("a copy", uses_in(source), uses_in(target))
     if hosts and source.numel():
         direction = "a copy from the device" if hosts[0] is target else "a copy to the device"
         if not hosts[0].is_pinned():
             synchronised(f"{direction} that is not pinned here")
+            streams.host_waits(streams.current().now())
         elif not non_blocking:
             synchronised(f"{direction} without non_blocking")
+            streams.host_waits(streams.current().now())
         elif hosts[0] is target:
             under_way.append(functools.partial(place.copy_, values.clone()))
             place.fill_(GARBAGE)

@@ -1,4 +1,4 @@
-"""`torch.gpu`: what PyTorch gives each accelerator a module for. Streams run at once; what was asked of them is written down."""
+"""`torch.gpu`: what PyTorch gives each accelerator a module for. Streams run at once; what each would wait for is written down."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import functools
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import torch
 
-from tests.device.stand_in import pinned
+from tests.device.stand_in import pinned, streams
 from tests.device.stand_in.kernels import Memory, Random
 from tests.device.stand_in.synchronisation import synchronised
 
@@ -22,19 +23,23 @@ class Event:
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False):
         self.enable_timing, self._at = enable_timing, None
+        self.clock = streams.Clock()
 
     def record(self, stream: Stream | None = None) -> None:
-        self._at = time.perf_counter()
-        (stream or torch.gpu.current_stream()).calls.append("record_event")
+        stream = stream or torch.gpu.current_stream()
+        self._at, self.clock = time.perf_counter(), stream.queue.now()
+        stream.calls.append("record_event")
 
     def synchronize(self) -> None:
         synchronised("Event.synchronize")
+        streams.host_waits(self.clock)
 
     def query(self) -> bool:
+        streams.host_waits(self.clock)
         return True
 
     def wait(self, stream: Stream | None = None) -> None:
-        (stream or torch.gpu.current_stream()).calls.append("wait_event")
+        (stream or torch.gpu.current_stream()).wait_event(self)
 
     def elapsed_time(self, end: Event) -> float:
         """Milliseconds from this event to a later one.
@@ -55,17 +60,20 @@ class Stream(torch.Stream):
 
     def __new__(cls, device: object = None, priority: int = 0) -> Stream:
         made = super().__new__(cls, device=torch.device("gpu", 0), priority=priority)
-        made.calls = list[str]()
+        made.calls, made.queue = list[str](), streams.Queue()
         return made
 
     def synchronize(self) -> None:
         synchronised("Stream.synchronize")
+        streams.host_waits(self.queue.now())
 
     def wait_stream(self, other: Stream) -> None:
         self.calls.append("wait_stream")
+        self.queue.wait(other.queue.now())
 
     def wait_event(self, event: Event) -> None:
         self.calls.append("wait_event")
+        self.queue.wait(event.clock)
 
     def record_event(self, event: Event | None = None) -> Event:
         event = event or Event()
@@ -73,6 +81,7 @@ class Stream(torch.Stream):
         return event
 
     def query(self) -> bool:
+        streams.host_waits(self.queue.now())
         return True
 
 
@@ -113,11 +122,16 @@ class Gpu:
     def get_device_capability(self, device: object = None) -> tuple[int, int]:
         return self.capability
 
+    def get_device_properties(self, device: object = None) -> SimpleNamespace:
+        number = torch.device(device).index or 0
+        return SimpleNamespace(uuid=f"stand-in-{number}", pci_domain_id=0, pci_bus_id=16, pci_device_id=28 + number)
+
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.float16]
 
     def synchronize(self, device: object = None) -> None:
         synchronised("synchronize")
+        streams.host_waits_for_all()
 
     # -- streams
 

@@ -47,7 +47,7 @@ class DaliPreprocessor(ReferencePreprocessor):
 
     def about(self) -> str:
         """What decodes, for the log."""
-        return "preprocessing dali: training images by NVIDIA DALI, what it cannot read by Pillow"
+        return "preprocessing dali: NVIDIA DALI makes training images, Pillow decodes what DALI cannot"
 
 
 class Item(Protocol):
@@ -239,7 +239,7 @@ class DaliBatches:
             StopIteration,
             IndexError,
         ) as error:  # what DALI raises for a batch that it did not take after it had stopped
-            raise RuntimeError(f"DALI did not begin with a batch: {error}") from error
+            raise RuntimeError(f"DALI did not start a batch: {error}") from error
         try:
             return _own_tensor(made, self.world.device)
         finally:

@@ -69,7 +69,7 @@ def open_image(encoded: bytes) -> Image.Image:
         opened = Image.open(io.BytesIO(encoded), formats=FORMATS)
     except UnidentifiedImageError as error:  # its message names the object in memory
         valid = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
-        raise ValueError(f"it is no {valid}, or its header is damaged" if encoded else "it is empty") from error
+        raise ValueError(f"it is not a {valid} file, or its header is damaged" if encoded else "it is empty") from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ValueError(_TOO_LARGE) from error
     if too_large(*opened.size):
@@ -136,7 +136,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         return Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
-        raise ValueError(f"it has {image.mode} pixels of 32 bits: convert it to 8 bits, in the range you want to keep")
+        raise ValueError(f"it has 32-bit {image.mode} pixels: convert it to 8 bits, in the range you want to keep")
     return image
 
 

@@ -33,8 +33,8 @@ def decode_mask(encoded: bytes, file: str | Path) -> np.ndarray:
     except Exception as error:  # a damaged file makes Pillow raise OSError, SyntaxError, TypeError, struct.error …
         raise BrokenImage(f"{file} cannot be read as a mask: {str(error) or type(error).__name__}") from error
     if mode not in MASK_MODES or stored in STRETCHED:
-        kind = f"grey of {stored[-1]} bits" if stored in STRETCHED else f"{mode} pixels"
+        kind = f"{stored[-1]}-bit grey pixels" if stored in STRETCHED else f"{mode} pixels"
         raise ValueError(
-            f"{file} has {kind}: a mask holds one class number a pixel; save it as 8-bit grey, or with a palette"
+            f"{file} has {kind}: a mask holds one class number per pixel; save it as 8-bit grey, or with a palette"
         )
     return mask.astype(np.uint8)

@@ -111,7 +111,7 @@ def has_shards(root: Path) -> bool:
     if shards and folders:
         raise ValueError(
             f"{root} holds {len(shards)} shards ({next(iter(shards))} …) and {len(folders)} folders ({folders[0]} …): "
-            "move one kind elsewhere, as only one can be trained on"
+            "move one kind elsewhere, as training reads only one"
         )
     return bool(shards)
 

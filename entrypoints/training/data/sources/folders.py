@@ -138,8 +138,8 @@ class LabelledFolder(ImageFolder):
         self.classes = list(found)
         if len(found) == 1:
             self.notes.append(
-                f"WARNING: {root} has one class only, {self.classes[0]}, so accuracy is always 1: images belong into "
-                f"{root}/<class>/<image>, one folder a class"
+                f"WARNING: {root} has one class only, {self.classes[0]}, so accuracy is always 1: images belong in "
+                f"{root}/<class>/<image>, one folder per class"
             )
         self.labels = np.repeat(np.arange(len(found)), [len(files) for files in found.values()])
         """int64 (images,), class numbers."""
@@ -168,7 +168,7 @@ def find_images(root: Path) -> dict[str, list[str]]:
     """
     classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
     if not classes:
-        raise ValueError(f"{root} has no folders: images belong into {root}/<class>/<image>, one folder a class")
+        raise ValueError(f"{root} has no folders: images belong in {root}/<class>/<image>, one folder per class")
     with ThreadPoolExecutor(CALLS_AT_ONCE) as pool:
         found = dict(zip(classes, pool.map(lambda name: sorted(_images_below(root, name)), classes)))
     empty = [name for name, files in found.items() if not files]

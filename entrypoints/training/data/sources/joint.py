@@ -68,8 +68,8 @@ class JointSource:
         if not 1 <= part <= len(unlabelled):
             most = math.floor(1000 * len(unlabelled) / len(labelled)) / 1000
             raise ValueError(
-                f"unlabelled.per_labelled {per_labelled} makes {part:,} images without labels for {len(labelled):,} with, and "
-                f"{unlabelled.root} has {len(unlabelled):,}: write {2 / len(labelled):.3g} to {most:.3f}, or null for all of them"
+                f"unlabelled.per_labelled {per_labelled} asks for {part:,} images without labels for {len(labelled):,} with, but "
+                f"{unlabelled.root} has {len(unlabelled):,}: set {2 / len(labelled):.3g} to {most:.3f}, or null for all of them"
             )
         self.order = JointOrder(labelled.order, unlabelled.order, part)
         self.labelled_share = len(labelled) / (len(labelled) + part)
@@ -181,7 +181,7 @@ def _turns(part: int, images: int, together: int) -> str:
     if views < 2 * together:
         return ""
     following = "view draws" if together == 1 else f"{together} views draw"
-    return f"; the next {following} others, and {views} views have drawn nearly all: a teacher cache of fewer views leaves images out"
+    return f"; the next {following} others, and {views} views draw nearly all: a teacher cache of fewer views leaves images out"
 
 
 def _both(*parts: str) -> str:

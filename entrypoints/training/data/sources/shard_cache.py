@@ -55,7 +55,7 @@ def _new_folder(usual: Path) -> tempfile.TemporaryDirectory[str]:
     """A folder that this process keeps until it ends."""
     made = tempfile.TemporaryDirectory(prefix=f"{usual.name}-", dir=usual.parent)
     warnings.warn(
-        f"{usual} is not a folder that this user alone can write to, so this process keeps its index and copies of shards in "
+        f"{usual} is not a folder that only this user can write to, so this process keeps its index and copies of shards in "
         f"{made.name}: remove the first, or set TMPDIR to a folder of your own",
         stacklevel=3,
     )
@@ -127,7 +127,7 @@ class ShardCache:
                 with opened as target, open(self.root / name, "rb", buffering=0) as source:
                     shutil.copyfileobj(source, target, PIECE)
                 if part.stat().st_size != self.sizes[name]:
-                    raise OSError(f"it came with {part.stat().st_size} bytes instead of {self.sizes[name]}")
+                    raise OSError(f"{part.stat().st_size} bytes arrived instead of {self.sizes[name]}")
                 _touch(part)
                 os.replace(part, copy)
             except OSError as error:

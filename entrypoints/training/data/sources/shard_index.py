@@ -125,7 +125,7 @@ def read_index(file: Path) -> ShardIndex:
     except Exception as error:  # zipfile's, numpy's and zlib's errors, KeyError, TypeError
         problem = str(error) or type(error).__name__
     raise ValueError(
-        f"{file} cannot be read as an index of shards: {problem}. Remove it, and a new one is made from the shards at the start"
+        f"{file} cannot be read as an index of shards: {problem}. Remove it: the next start makes a new one from the shards"
     )
 
 
@@ -145,7 +145,7 @@ def read_classes(root: Path) -> list[str] | None:
     except ValueError as error:  # UnicodeDecodeError and JSONDecodeError too
         raise ValueError(f"{file} cannot be read: {error}") from error
     if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
-        raise ValueError(f"{file}: a list of the classes' names, by their numbers, belongs there, with no empty one")
+        raise ValueError(f"{file}: it must list the class names in the order of their numbers, with no empty name")
     return names
 
 
@@ -211,7 +211,7 @@ def _scan(file: Path, classes: Mapping[str, int], labels: bool) -> Columns:
                     continue
                 if member.islnk() or member.issym():
                     raise ValueError(
-                        f"{file}: {member.name} is a link, whose content lies elsewhere: make the tar of whole files "
+                        f"{file}: {member.name} is a link to content elsewhere: make the tar of whole files "
                         "(tar --dereference --hard-dereference)"
                     )
                 if not member.isreg():
@@ -220,12 +220,14 @@ def _scan(file: Path, classes: Mapping[str, int], labels: bool) -> Columns:
                     close()
                     current = key
                 if kind in sample and kind in READ:
-                    raise ValueError(f"{file}: {member.name} is there twice: each sample needs a key of its own")
+                    raise ValueError(f"{file}: {member.name} occurs twice: each sample needs a key of its own")
                 sample[kind] = member
             close()
             _require_end(file, opened, tar.offset)
     except (OSError, tarfile.TarError, EOFError) as error:
-        raise ValueError(f"{file} is no whole tar: {error or type(error).__name__}. Copy or make it again") from error
+        raise ValueError(
+            f"{file} is not a complete tar: {error or type(error).__name__}. Copy or make it again"
+        ) from error
     return columns
 
 
@@ -233,7 +235,7 @@ def _require_end(file: Path, opened: Any, end: int) -> None:
     """Raise a ValueError for a tar cut between members or in the last one, which tarfile takes for whole."""
     opened.seek(end)
     if opened.read(512) != bytes(512):
-        raise ValueError(f"{file} is cut short: it lacks the zeros at a tar's end. Copy or make it again")
+        raise ValueError(f"{file} is truncated: it lacks the zeros that end a tar. Copy or make it again")
 
 
 def _add(
@@ -258,8 +260,8 @@ def _add(
     if dotted is not None:
         name, _, ending = dotted.rpartition(".")
         raise ValueError(
-            f"{file}: {key}.{dotted} is no image by WebDataset's rule, where a key ends at its name's first dot: rename it, for "
-            f"example to {key}-{name.replace('.', '-')}.{ending}, and its label alike"
+            f"{file}: {key}.{dotted} is not an image in WebDataset, where a key ends at the first dot of its file name: rename it, "
+            f"for example to {key}-{name.replace('.', '-')}.{ending}, and its label likewise"
         )
     if image is None:
         return  # no sample, such as a readme
@@ -271,7 +273,7 @@ def _add(
         if label is None:
             raise ValueError(
                 f"{file}: {key} has no label: {key}.cls with a class number, {key}.json with a label, or {key}.{MASK_KIND}. Images that "
-                "nobody labelled belong into the channel unlabelled of train_kd.py"
+                "nobody labelled belong in the channel unlabelled of train_kd.py"
             )
         kind, member = label
         columns[2].append(_label(file, key, kind, os.pread(descriptor, member.size, member.offset_data), classes))

@@ -153,7 +153,7 @@ class ShardFiles:
             raise ValueError(f"{self._member(index, offset)} cannot be read: {error.strerror or error}") from error
         if len(found) < HEADER + length:
             raise ValueError(
-                f"{self.root / self._names[shard]} ends within image {index}: it was changed since the start. Copy it again"
+                f"{self.root / self._names[shard]} ends within image {index}: it has changed since the start. Copy it again"
             )
         if len(self._headers) >= MAX_HEADERS:
             self._headers.clear()
@@ -212,8 +212,8 @@ class ShardFiles:
         if problems:
             more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
             raise ValueError(
-                f"the shards in {self.root} are not those of {INDEX} there: {'; '.join(problems[:5])}{more}. Copy them again, or, "
-                f"if they are right, remove {INDEX}: a new one is made at the start"
+                f"the shards in {self.root} do not match {INDEX} there: {'; '.join(problems[:5])}{more}. Copy them again, or, "
+                f"if they are right, remove {INDEX}: the next start makes a new one"
             )
         return index
 
@@ -229,7 +229,7 @@ class ShardFiles:
                 write_index(folder / INDEX, scan_shards(self.root, sizes, classes, labels=self.asks_for_labels))
         self.notes.append(
             f"{self.root} has no {INDEX}, which `launcher prepare` writes beside shards: the headers of {len(sizes)} shards were "
-            f"read instead, {time.monotonic() - started:.1f} s, and their index is kept in {folder}"
+            f"read instead in {time.monotonic() - started:.1f} s; their index is kept in {folder}"
         )
         return read_index(folder / INDEX)
 
@@ -240,7 +240,7 @@ class ShardFiles:
         self.notes.append(
             f"{self.root}: {len(self.index):,} images in {len(sizes)} shards of {max(sizes.values()) / 1e6:,.0f} MB at most; "
             f"shuffled among {min(window, len(sizes))} shards (shuffle_window_shards), in {order.lanes} lanes, so that each of "
-            f"up to {order.lanes} hosts reads a part of them"
+            f"up to {order.lanes} hosts reads only a part"
         )
         if self._cache is None:
             return
@@ -305,10 +305,10 @@ class LabelledShards(ShardFiles):
         if not wrong.any():
             return
         first = int(np.argmax(wrong))
-        why = f"{most} names of classes" if named else f"no names of classes, without which {most:,} are the limit"
+        why = f"{most} class names" if named else f"no class names, so the limit is {most:,} classes"
         raise ValueError(
-            f"{self.name(first)} has class {self.labels[first]}, and {self.root} has {why}, so 0 to {most - 1} are valid: "
-            f"correct the label, or {' or '.join(CLASSES)}"
+            f"{self.name(first)} has class {self.labels[first]}, and {self.root} has {why}: 0 to {most - 1} are valid. "
+            f"Correct the label, or {' or '.join(CLASSES)}"
         )
 
 

@@ -1,4 +1,4 @@
-"""The WSGI application between the clients and moto: it answers what moto cannot, in AWS's JSON protocol."""
+"""The WSGI application between the clients and moto: calls that moto cannot answer go to handlers of our own, in AWS's JSON protocol."""
 
 from __future__ import annotations
 
@@ -63,15 +63,15 @@ class Call:
         return response
 
 
-Answer = Callable[[Call], "dict[str, Any] | Response"]
+Handler = Callable[[Call], "dict[str, Any] | Response"]
 
 
-class Wire:
+class Router:
     """A WSGI application around moto's."""
 
-    def __init__(self, moto: Callable[..., Any], answers: dict[tuple[str, str], Answer]):
+    def __init__(self, moto: Callable[..., Any], handlers: dict[tuple[str, str], Handler]):
         self.moto = moto
-        self.answers = answers
+        self.handlers = handlers
         """(service, operation) -> what answers in moto's place."""
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
@@ -80,11 +80,11 @@ class Wire:
     def answer(self, environ: dict[str, Any]) -> Response | None:
         """Our own answer to a call; None if moto answers."""
         call = recognise(environ, self.moto)
-        answer = self.answers.get((call.service, call.operation))
-        if answer is None:
+        handler = self.handlers.get((call.service, call.operation))
+        if handler is None:
             return None
         try:
-            result = answer(call)
+            result = handler(call)
         except AwsError as refusal:
             return error(refusal.code, refusal.message, refusal.status)
         if isinstance(result, Response):
