@@ -184,6 +184,8 @@ def _read_run(run: RunFolder, max_bytes: int) -> Measurements:
             if not lines:
                 raise
             trouble = {"system": error.issues[0].found}
+    if not system and not lines:
+        raise _nothing_measured(run.name, run.state())
     job = plan["job"]
     compute = job.get("compute") or {}
     training = compute.get("training_groups", [])
@@ -272,6 +274,23 @@ def _sagemakers_own(run: RunFolder) -> str | None:
     return f"{output.rstrip('/')}/{run.name}/profiler-output"
 
 
+def _nothing_measured(source: str, state: str = records.COMPLETED) -> UserError:
+    """The mistake of asking for measurements where there are none.
+
+    Args:
+        state: of the run, if the source is one.
+    """
+    fix = (
+        "give a run (launcher runs lists them), a folder with profiler-output, or an s3:// prefix of one; a run measures itself if its "
+        "script steps an optimizer, unless `observe`, or hyperparameters.system_monitor of this kit's scripts, is false"
+    )
+    if state in (records.FAILED, records.STOPPED):
+        return mistake("source", f"{source} holds no measurements: {state}", f"launcher show {source} has the reason")
+    if state != records.COMPLETED:
+        return mistake("source", f"{source} holds no measurements yet: {state}", f"wait for its first steps: launcher logs {source} -f")
+    return mistake("source", f"{source} holds no measurements", fix)
+
+
 def _measurements(
     source: str,
     system: list[system_files.SystemFile],
@@ -288,12 +307,7 @@ def _measurements(
         known, settings: from the run's records; what the ranks recorded takes precedence.
     """
     if not system and not lines:
-        raise mistake(
-            "source",
-            f"{source} holds no measurements",
-            "give a run (launcher runs lists them), a folder with profiler-output, or an s3:// prefix of one; a run measures itself if "
-            "its script steps an optimizer, unless `observe`, or hyperparameters.system_monitor of this kit's scripts, is false",
-        )
+        raise _nothing_measured(source)
     chosen, thinned = system_files.thin(system, max_bytes)
     samples = system_files.read(chosen)
     ranks = timelines.read(lines, max_bytes // 4)

@@ -3,6 +3,7 @@ run that completed if its latest failed."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 
 import pytest
@@ -31,6 +32,26 @@ def test_a_run_that_ended_before_its_first_step_is_not_called_healthy(state, cap
     first = capsys.readouterr().out.splitlines()[0]
     assert first == f"{name}: {state} after 9.0 s, no step measured; launcher show {name} has the reason"
     assert "No bottleneck" not in launcher.diagnose(name)._repr_html_()
+
+
+def told(name: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """What `launcher diagnose` of a run without measurements reports, as one line."""
+    assert main(["diagnose", name]) == 2
+    return " ".join(capsys.readouterr().err.split())
+
+
+def test_a_failed_run_of_which_nothing_was_measured_is_named_as_failed(capsys):
+    name = recorded("train-20261122-100000-aaaa", state="Failed").name
+    said = told(name, capsys)
+    assert f"{name} holds no measurements: Failed fix: launcher show {name} has the reason" in said
+
+
+def test_a_run_under_way_of_which_nothing_is_measured_yet_is_waited_for(capsys):
+    run = recorded("train-20261122-100000-aaaa", state="")
+    with run.lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        said = told(run.name, capsys)
+    assert f"holds no measurements yet: InProgress fix: wait for its first steps: launcher logs {run.name} -f" in said
 
 
 def test_a_run_whose_supervisor_was_killed_is_failed_too():

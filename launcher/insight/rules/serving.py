@@ -39,10 +39,10 @@ def waiting(evidence: Evidence) -> Answer:
     """Servers do not keep up, or their images do not come through: why, and what helps."""
     if not evidence.remote:
         return DoesNotApply("images are made by the training hosts")
-    wait, idle = evidence.share("data_wait"), evidence.gpu_idle
-    if wait is None:
+    lost, idle = evidence.lost_to_data, evidence.gpu_idle
+    if lost is None:
         return NotMeasured(what=WHAT, reason=evidence.why_not("data_wait"))
-    if wait < NOTICEABLE or (idle is not None and idle < NOTICEABLE):
+    if lost < NOTICEABLE or (idle is not None and idle < NOTICEABLE):
         return None
     if explained(evidence):
         return EXPLAINED
@@ -50,15 +50,15 @@ def waiting(evidence: Evidence) -> Answer:
     if now is None:
         return NotMeasured(what=WHAT, reason="the timeline has no numbers of servers")
     if now.busy is None or now.alone_share >= ALONE:
-        return _no_servers(evidence, now, wait)
+        return _no_servers(evidence, now, lost)
     if max(now.busy, now.receiving) >= AT_LIMIT:
         if now.receiving > now.busy:
-            return _receiving(evidence, now, wait)
+            return _receiving(evidence, now, lost)
         idle_cores = evidence.serving_busy is not None and evidence.serving_busy < WORKING
         reads = idle_cores and now.teacher_share < TEACHER
-        return (_slow_reads if reads else _too_few)(evidence, now, wait)
+        return (_slow_reads if reads else _too_few)(evidence, now, lost)
     if now.in_flight >= TRAVELS * now.making:
-        return _network(evidence, now, wait)
+        return _network(evidence, now, lost)
     return NotMeasured(
         what=WHAT,
         reason=f"servers' threads are busy {percent(now.busy)} of the time, the receiving thread {percent(now.receiving)}, and "
@@ -66,9 +66,9 @@ def waiting(evidence: Evidence) -> Answer:
     )
 
 
-def _numbers(evidence: Evidence, now: Served, wait: float) -> list[str]:
+def _numbers(evidence: Evidence, now: Served) -> list[str]:
     """The evidence that every finding of this file shares."""
-    numbers = [f"waiting for data: {percent(wait)} of a step of {evidence.step_seconds:.3g} s"]
+    numbers = [f"waiting for data: {percent(evidence.share('data_wait') or 0.0)} of a step of {evidence.step_seconds:.3g} s"]
     if evidence.gpu_idle is not None:
         numbers.append(f"GPUs idle {percent(evidence.gpu_idle)} of the time")
     if now.busy is not None:
@@ -104,15 +104,15 @@ def _training_hosts(evidence: Evidence) -> int:
     return len({steps.host for steps in evidence.ranks})
 
 
-def _needed(now: Served, wait: float) -> float:
+def _needed(now: Served, lost: float) -> float:
     """Images per second that steps take when they never wait."""
-    return (now.images + now.alone) / (1 - wait)
+    return (now.images + now.alone) / (1 - lost)
 
 
 def _gain(
     evidence: Evidence,
     now: Served,
-    wait: float,
+    lost: float,
     kind: str,
     *,
     servers: float | None = None,
@@ -124,7 +124,7 @@ def _gain(
         servers, receiving: busy share of a step's time after the fix; None: as it is.
     """
     limits = {
-        "the training process": 1 - wait,
+        "the training process": 1 - lost,
         "the servers": now.busy or 0.0 if servers is None else servers,
         "receiving": now.receiving if receiving is None else receiving,
     }
@@ -132,12 +132,12 @@ def _gain(
     left = 1 - evidence.steps_part * (1 - step)
     said = ", ".join(f"{name} {share:.2f}" for name, share in limits.items())
     return estimated(
-        evidence, kind, wait * evidence.steps_part, left, f"a step takes max({said}) of its time: 1 / {left:.2f}"
+        evidence, kind, lost * evidence.steps_part, left, f"a step takes max({said}) of its time: 1 / {left:.2f}"
     )
 
 
-def _too_few(evidence: Evidence, now: Served, wait: float) -> Finding:
-    fix, factor = _more_servers(evidence, now, wait)
+def _too_few(evidence: Evidence, now: Served, lost: float) -> Finding:
+    fix, factor = _more_servers(evidence, now, lost)
     cores = math.ceil(now.most_threads / (serving_hosts(evidence) or 1) * factor - 0.01)
     instance = Fix(setting=None, value=f"an instance type with {cores} cores, for the same number of serving hosts")
     cause, others = "decoding and augmentation occupy", (instance, *cheaper_images(evidence))
@@ -147,17 +147,17 @@ def _too_few(evidence: Evidence, now: Served, wait: float) -> Finding:
     return Finding(
         kind="too_few_servers",
         title="Too few servers: training waits for images from other hosts, whose threads are busy",
-        share=wait * evidence.steps_part,
-        evidence=tuple(_numbers(evidence, now, wait)),
+        share=lost * evidence.steps_part,
+        evidence=tuple(_numbers(evidence, now)),
         cause=f"{cause} all threads of the servers, one for each core of their hosts",
         fixes=(fix, *others),
-        gain=_gain(evidence, now, wait, "too_few_servers", servers=now.making / now.most_threads / factor),
+        gain=_gain(evidence, now, lost, "too_few_servers", servers=now.making / now.most_threads / factor),
     )
 
 
-def _more_servers(evidence: Evidence, now: Served, wait: float) -> tuple[Fix, float]:
+def _more_servers(evidence: Evidence, now: Served, lost: float) -> tuple[Fix, float]:
     """The number of serving hosts at which no step waits, and its ratio to today's."""
-    hosts, needed, seconds = serving_hosts(evidence), _needed(now, wait), now.seconds_per_image
+    hosts, needed, seconds = serving_hosts(evidence), _needed(now, lost), now.seconds_per_image
     assert seconds is not None, "a busy server has made an image"
     threads = needed * seconds
     why = (
@@ -181,15 +181,15 @@ def _more_servers(evidence: Evidence, now: Served, wait: float) -> tuple[Fix, fl
     return Fix(setting=key, value=count + wanted - hosts, now=count, why=why), wanted / hosts
 
 
-def _slow_reads(evidence: Evidence, now: Served, wait: float) -> Finding:
+def _slow_reads(evidence: Evidence, now: Served, lost: float) -> Finding:
     """The servers' threads are busy, their cores are not."""
-    fix, _ = _more_servers(evidence, now, wait)
-    share = wait * evidence.steps_part
+    fix, _ = _more_servers(evidence, now, lost)
+    share = lost * evidence.steps_part
     return Finding(
         kind="storage_bound",
         title="Storage is too slow: servers wait for reads",
         share=share,
-        evidence=tuple(_numbers(evidence, now, wait)),
+        evidence=tuple(_numbers(evidence, now)),
         cause="all threads of the servers are working on images while their cores idle: they wait for the disk or network that "
         "delivers the images",
         fixes=(
@@ -206,11 +206,11 @@ def _slow_reads(evidence: Evidence, now: Served, wait: float) -> Finding:
     )
 
 
-def _network(evidence: Evidence, now: Served, wait: float) -> Finding:
+def _network(evidence: Evidence, now: Served, lost: float) -> Finding:
     training, serving = _training_hosts(evidence), serving_hosts(evidence)
     each = now.megabytes / training
-    whole = each * _needed(now, wait) / (now.images + now.alone)
-    numbers = _numbers(evidence, now, wait)
+    whole = each * _needed(now, lost) / (now.images + now.alone)
+    numbers = _numbers(evidence, now)
     whole_wait = now.in_flight + now.making
     numbers.append(f"making the images takes {percent(now.making / whole_wait)} of the time from request to receipt")
     received = [
@@ -227,7 +227,7 @@ def _network(evidence: Evidence, now: Served, wait: float) -> Finding:
     return Finding(
         kind="servers_network_bound",
         title="The network between servers and training hosts is too slow",
-        share=wait * evidence.steps_part,
+        share=lost * evidence.steps_part,
         evidence=tuple(numbers),
         cause="servers have spare threads and the receiving thread has spare time: images are delayed on the network between the hosts",
         fixes=(
@@ -239,22 +239,22 @@ def _network(evidence: Evidence, now: Served, wait: float) -> Finding:
             Fix(setting=None, value=f"fewer pixels an image: each takes {kilobytes:.3g} kB on the network"),
             _by_this_host(evidence),
         ),
-        gain=_gain(evidence, now, wait, "servers_network_bound"),
+        gain=_gain(evidence, now, lost, "servers_network_bound"),
     )
 
 
-def _receiving(evidence: Evidence, now: Served, wait: float) -> Finding:
+def _receiving(evidence: Evidence, now: Served, lost: float) -> Finding:
     world, hosts = evidence.world_size or len(evidence.ranks), _training_hosts(evidence)
-    wanted = max(world + 1, math.ceil(world * now.receiving / (1 - wait) - 0.01))
+    wanted = max(world + 1, math.ceil(world * now.receiving / (1 - lost) - 0.01))
     fix, factor = _more_processes(evidence, world, hosts, wanted)
     return Finding(
         kind="receiving_bound",
         title="Receiving is the limit: one thread of a training process receives all its images",
-        share=wait * evidence.steps_part,
-        evidence=tuple(_numbers(evidence, now, wait)),
+        share=lost * evidence.steps_part,
+        evidence=tuple(_numbers(evidence, now)),
         cause="the thread that puts the servers' images into batches is busy all the time; more servers would not help",
         fixes=(fix, _by_this_host(evidence)),
-        gain=_gain(evidence, now, wait, "receiving_bound", receiving=now.receiving / factor),
+        gain=_gain(evidence, now, lost, "receiving_bound", receiving=now.receiving / factor),
     )
 
 
@@ -291,13 +291,13 @@ def _by_this_host(evidence: Evidence) -> Fix:
     return Fix(setting=None, value=f"worker_type auto without {without}: images made by the training hosts{used}")
 
 
-def _no_servers(evidence: Evidence, now: Served, wait: float) -> Finding:
-    share = wait * evidence.steps_part
+def _no_servers(evidence: Evidence, now: Served, lost: float) -> Finding:
+    share = lost * evidence.steps_part
     return Finding(
         kind="too_few_servers",
         title=f"Servers are missing: the training processes make {percent(now.alone_share)} of the images themselves",
         share=share,
-        evidence=tuple(_numbers(evidence, now, wait)),
+        evidence=tuple(_numbers(evidence, now)),
         cause="no server answers, or those that answered have failed",
         fixes=(
             Fix(
