@@ -41,6 +41,11 @@ from launcher.planner.plan import HostPlan, Plan, Price, Upload
 from launcher.planner.source_package import SourceFile
 from launcher.record import disk, records
 
+STOP_SECONDS = 60
+"""For which the stop of a job that SageMaker does not know yet is sent again."""
+
+STOP_AGAIN_SECONDS = 3
+
 
 class Aws(Backend):
     """Each host as an instance of a SageMaker training job."""
@@ -357,11 +362,26 @@ def _refuse_used_checkpoints(plan: Plan) -> None:
 
 
 def _send_stop(folder: records.RunFolder) -> None:
-    """Send StopTrainingJob.
+    """Send StopTrainingJob, again and again while SageMaker does not know the job yet: a new job takes a moment to be known.
 
     Raises:
-        botocore's errors, and UserError if SageMaker does not know the job (yet).
+        botocore's errors, and UserError if SageMaker does not know the job after STOP_SECONDS.
     """
+    deadline = time.monotonic() + STOP_SECONDS
+    unknown = _stop_meets_no_job(folder)
+    if unknown is not None:
+        _print(
+            f"{folder.name}: SageMaker does not know the job yet; the stop is sent again, for {STOP_SECONDS} s at most"
+        )
+    while unknown is not None:
+        if time.monotonic() > deadline:
+            raise mistake("stop", "SageMaker does not know it yet", "wait a minute") from unknown
+        time.sleep(STOP_AGAIN_SECONDS)
+        unknown = _stop_meets_no_job(folder)
+
+
+def _stop_meets_no_job(folder: records.RunFolder) -> Exception | None:
+    """Send StopTrainingJob once. Returns SageMaker's error if it does not know the job, which may still come to be."""
     region = folder.read(folder.plan)["job"]["region"]
     try:
         session.client("sagemaker", region).stop_training_job(TrainingJobName=folder.name)
@@ -369,8 +389,8 @@ def _send_stop(folder: records.RunFolder) -> None:
         if session.code(error) != "ValidationException":
             raise
         follow.refresh(folder)  # it ended just before, is gone, or is another account's
-        if session.is_unknown_job(error) and not folder.outcome.exists():
-            raise mistake("stop", "SageMaker does not know it yet", "wait a minute") from error
+        return error if session.is_unknown_job(error) and not folder.outcome.exists() else None
+    return None
 
 
 def _say_that_it_may_run(name: str, error: BaseException, is_there: bool) -> None:

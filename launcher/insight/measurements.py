@@ -287,7 +287,11 @@ def _nothing_measured(source: str, state: str = records.COMPLETED) -> UserError:
     if state in (records.FAILED, records.STOPPED):
         return mistake("source", f"{source} holds no measurements: {state}", f"launcher show {source} has the reason")
     if state != records.COMPLETED:
-        return mistake("source", f"{source} holds no measurements yet: {state}", f"wait for its first steps: launcher logs {source} -f")
+        return mistake(
+            "source",
+            f"{source} holds no measurements yet: {state}",
+            f"wait for its first steps: launcher logs {source} -f",
+        )
     return mistake("source", f"{source} holds no measurements", fix)
 
 

@@ -13,6 +13,7 @@ import pytest
 
 import launcher
 from launcher.aws import follow, session, submit, upload
+from launcher.backends import aws
 from launcher.backends.interrupts import deferred, interruptible
 from launcher.commands import live
 from launcher.commands.exit_codes import INTERRUPTED, RUN_FAILED
@@ -126,6 +127,8 @@ def test_a_job_that_is_known_late_after_a_lost_answer_is_followed(plan, monkeypa
         assert f"{plan.name} may have been started: AWS cannot be reached" in capsys.readouterr().err
         with pytest.raises(launcher.UserError, match=f"{plan.name} was NOT stopped and goes on: .*not know it yet"):
             late.setattr(session, "client", replacing("sagemaker", stop_training_job=not_found))
+            late.setattr(aws, "STOP_SECONDS", 0)
+            late.setattr(aws, "STOP_AGAIN_SECONDS", 0)
             run.stop()
         assert run.state == "InProgress"
     stop(run)

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import signal
+import time
 from argparse import Namespace
 from types import SimpleNamespace
 
@@ -15,12 +16,13 @@ import pytest
 
 import launcher
 from launcher.aws import follow, session
+from launcher.backends import aws
 from launcher.commands import foreground, live, options
 from launcher.commands.exit_codes import INTERRUPTED, RUN_FAILED
 from launcher.config.issues import mistake
 from launcher.record import records
 from launcher.runner.run_to_completion import run_to_completion
-from tests.aws.conftest import REGION, SLEEPS, described, replacing
+from tests.aws.conftest import REGION, SLEEPS, described, not_found, replacing
 from tests.conftest import exit_code
 from tests.launcher.test_store import recorded
 
@@ -84,6 +86,24 @@ def test_a_second_request_that_fails_leaves_the_first_one_in_force(run, monkeypa
     with pytest.raises(launcher.UserError, match=f"{NAME} was asked to stop before, and may go on: .*expired"):
         run.stop("the second")
     assert run.state == "Stopping" and run.folder.read(run.folder.stop_request)["reason"] == "the first"
+
+
+def test_a_stop_of_a_job_that_is_not_known_yet_is_sent_again_until_it_is(run, monkeypatch, capsys):
+    """`launcher stop` right after an answer to CreateTrainingJob that was lost."""
+    records.write_json(run.folder.remote, {"TrainingJobStatus": "InProgress", "sent": time.time(), "account": ""})
+    asked: list[str] = []
+
+    def known_the_third_time(TrainingJobName: str) -> None:
+        asked.append(TrainingJobName)
+        if len(asked) < 3:
+            not_found()
+
+    monkeypatch.setattr(aws, "STOP_AGAIN_SECONDS", 0)
+    monkeypatch.setattr(session, "client", replacing("sagemaker", describe_training_job=not_found))
+    refused_by(monkeypatch, known_the_third_time)
+    run.stop("a test")
+    assert asked == [NAME] * 3 and run.folder.stop_request.exists() and not run.folder.outcome.exists()
+    assert capsys.readouterr().err.count("the stop is sent again, for 60 s at most") == 1
 
 
 @pytest.fixture(params=[errno.ENOSPC, errno.EACCES, errno.EROFS], ids=["full disk", "a colleague's", "read-only"])

@@ -68,7 +68,9 @@ def waiting(evidence: Evidence) -> Answer:
 
 def _numbers(evidence: Evidence, now: Served) -> list[str]:
     """The evidence that every finding of this file shares."""
-    numbers = [f"waiting for data: {percent(evidence.share('data_wait') or 0.0)} of a step of {evidence.step_seconds:.3g} s"]
+    numbers = [
+        f"waiting for data: {percent(evidence.share('data_wait') or 0.0)} of a step of {evidence.step_seconds:.3g} s"
+    ]
     if evidence.gpu_idle is not None:
         numbers.append(f"GPUs idle {percent(evidence.gpu_idle)} of the time")
     if now.busy is not None:
