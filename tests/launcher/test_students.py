@@ -83,9 +83,15 @@ def test_every_mistake_in_a_students_settings_is_found_by_its_name_before_anythi
         ({"students": {f"s{number}": {} for number in range(25)}}, "students"),
         ({"students": {"a": {"student_options": {"in_chans": 1}}, "b": {}}}, "students"),
         ({"students": {"a": {"hard_label_weight": 1}, "b": {}}, "unlabelled": {}}, "students.a.unlabelled"),
+        ({"students": {"a": {"hard_label_weight": 1}}, "teacher_cache": {"views": 1}}, "students.a.teacher_cache"),
         (
-            {"students": {"a": {"hard_label_weight": 1}, "b": {}}, "teacher_cache": {"views": 1}},
-            "students.a.teacher_cache",
+            {
+                "students": {"a": {}, "b": {}},
+                "teacher_cache": {"views": 1},
+                "copy_stream": True,
+                "teacher_stream": True,
+            },
+            "teacher_cache",
         ),
         ({"students": {"a": {"seed": -1}, "b": {}}}, "students.a.seed"),
         ({"students": {"a": 3}}, "students"),
@@ -108,6 +114,8 @@ def test_a_teacher_is_asked_for_where_any_student_learns_from_one(tmp_path):
     assert missing(students=TWO) == ["inputs.teacher"]
     assert missing(students={"tiny": {"hard_label_weight": 1}}) == []
     assert missing(students={"tiny": {}}, hard_label_weight=1) == []
+    complete = {"views": 1, "where": "channel:bank", "complete": True}
+    assert missing(students={**TWO, "labels": {"hard_label_weight": 1}}, teacher_cache=complete) == ["inputs.bank"]
     assert missing(students={"tiny": {"pretrained": "channel", "hard_label_weight": 1}}) == ["inputs.weights"]
 
 

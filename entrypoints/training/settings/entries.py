@@ -25,8 +25,17 @@ def variants(settings: Settings) -> dict[str, Settings]:
     for item in fields(settings):
         if item.metadata.get("overrides") and getattr(settings, item.name):
             entries: dict[str, dict[str, Any]] = getattr(settings, item.name)
-            return {name: replace(settings, **{item.name: None, **own}) for name, own in entries.items()}
+            return {name: _variant(settings, {item.name: None, **own}) for name, own in entries.items()}
     return {"": settings}
+
+
+def _variant(settings: Settings, own: Mapping[str, Any]) -> Settings:
+    """The settings with what an entry sets; without those `for_any_entry` where it cannot use them."""
+    try:
+        return replace(settings, **own)
+    except ValueError:
+        for_others = {item.name: item.default for item in fields(settings) if item.metadata.get("for_any_entry")}
+        return replace(settings, **{**for_others, **own})
 
 
 def check_entries(
@@ -38,12 +47,15 @@ def check_entries(
 ) -> list[Problem]:
     """Everything that is wrong with the entries of a field with `overrides`; good ones get the types of the settings.
 
+    A setting `for_any_entry` is wrong only if it is so for every entry.
+
     Args:
         check: training.settings.check.
         values: of all settings, by name.
     """
     allowed: tuple[str, ...] = field.metadata["overrides"]
     known = {item.name for item in fields(settings_class)}
+    for_any = {item.name for item in fields(settings_class) if item.metadata.get("for_any_entry")}
     shared = {name: value for name, value in values.items() if name != field.name}
     problems, found = [], {}
     for name, own in entries.items():
@@ -56,13 +68,18 @@ def check_entries(
                 problems.append((f"{where}.{key}", what, ", ".join(allowed)))
         mine = {key: value for key, value in own.items() if key in allowed}
         settings, found[name] = check(settings_class, {**shared, **mine})
+        if settings is None:
+            without = {key: value for key, value in shared.items() if key not in for_any}
+            settings, _ = check(settings_class, {**without, **mine})
         if settings is not None:
             entries[name] = {key: getattr(settings, key) for key in mine}
     _, of_shared = check(settings_class, shared)
     for name, own_problems in found.items():
         for problem in own_problems:
             key, what, valid = problem
-            of_all = problem in of_shared and all(problem in others for others in found.values())
-            is_shared = of_all and key.partition(".")[0] not in entries[name]
+            setting, of_every = key.partition(".")[0], all(problem in others for others in found.values())
+            if setting in for_any and not of_every:
+                continue
+            is_shared = of_every and problem in of_shared and setting not in entries[name]
             problems.append(problem if is_shared else (f"{field.name}.{name}.{key}", what, valid))
     return problems
