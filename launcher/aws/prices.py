@@ -40,7 +40,9 @@ def price(job: Job) -> Price:
     if job.compute.price_per_hour is not None:
         per_hour = job.compute.price_per_hour * sum(machines.values())
         return _price(job, per_hour, "compute.price_per_hour")
-    known = _known(job.region or "")
+    if not job.region:
+        return Price(None, None, "price not known: no region")
+    known = _known(job.region)
     missing = sorted(name for name in machines if name not in known)
     if missing:
         fix = "launcher plan --check reads AWS's price list; or set compute.price_per_hour"

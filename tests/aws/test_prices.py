@@ -54,6 +54,11 @@ def test_without_a_price_the_plan_says_how_to_know_it(good):
     assert f"price not known for {P4D}: launcher plan --check" in unknown.text and "price_per_hour" in unknown.text
 
 
+def test_without_a_region_there_is_no_price(good):
+    values = {name: value for name, value in good.items() if name != "region"}
+    assert prices.price(launcher.from_values(values)).text == "price not known: no region"
+
+
 def test_a_job_without_an_instance_type_has_no_price_and_reports_what_is_missing(good):
     plan = launcher.plan(launcher.from_values(changed(good, {"compute": {}})), on="aws")
     assert plan.price.ceiling is None
