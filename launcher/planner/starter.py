@@ -187,10 +187,12 @@ def config_text(
     """
     quoted = shlex.quote(str(file))
     name = re.sub(r"[^a-zA-Z0-9]+", "-", file.stem)[:42].strip("-") or "my-job"
-    if script is None:
+    if script is not None:
+        about = f"{script.file.name} as a job"
+    else:
         assert images is not None, "a config needs a script or images"
         _refuse_for_the_classifier(images)
-    about = f"{script.file.name} as a job" if script else f"A classifier for the images in {_root(images)}"
+        about = _of_images(images)
     lines = [
         f"# yaml-language-server: $schema={SCHEMA_FILE}",
         f"# {about}. Written by `launcher init`; `launcher explain {quoted}` says what each key means.",
@@ -257,9 +259,9 @@ def _split_folder(folder: Path) -> str:
     return os.path.relpath(os.path.join(os.path.abspath(folder), os.pardir, name))
 
 
-def _root(images: Images | None) -> Path:
-    assert images is not None
-    return images.channels["train"].parent
+def _of_images(images: Images) -> str:
+    root = images.channels["train"].parent
+    return f"A classifier for the images in {'this folder' if root == Path('.') else root}"
 
 
 def _own_script(script: Script) -> list[str]:
@@ -287,6 +289,11 @@ def _inputs(script: Script | None, images: Images | None) -> list[str]:
     about += f" in {images.classes} classes" if about and images and images.classes else ""
     lines = [f"  {written(name)}: {{folder: {written(str(place))}}}" for name, place in found.items()]
     lines[0] += about
+    unnamed = {name: place for name, place in folders.items() if place not in found.values()}
+    lines += [
+        f"  {written(name)}: {{folder: {written(str(place))}}}     # the script does not name it; as an input it is no part of the code"
+        for name, place in unnamed.items()
+    ]
     return ["inputs:", *lines]
 
 

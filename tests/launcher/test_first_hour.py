@@ -241,6 +241,25 @@ def test_init_writes_a_config_for_a_folder_of_images_that_runs_as_it_is(typed):
     assert ran.returncode == 0 and "Completed" in ran.stdout, ran.stdout + ran.stderr
 
 
+def test_images_that_a_script_does_not_name_are_an_input_all_the_same_and_no_part_of_its_code(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    images(Path("."))
+    Path("train.py").write_text('import os, torch\nos.environ["SM_CHANNEL_TRAIN"]\n')
+    assert main.main(["init"]) == 0, capsys.readouterr().err
+    inputs = yaml.safe_load(Path("job.yaml").read_text())["inputs"]
+    assert inputs == {name: {"folder": name} for name in ("train", "validation")}
+    assert [file for file in launcher.plan(launcher.load("job.yaml")).files if file.path.startswith("validation")] == []
+
+
+def test_a_config_for_the_images_of_this_folder_names_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    images(Path("."))
+    assert main.main(["init", "."]) == 2 and "write job.yaml\n" in capsys.readouterr().err
+    assert main.main(["init"]) == 0 and "# A classifier for the images in this folder. " in Path("job.yaml").read_text()
+
+
 def test_init_counts_the_images_that_the_scripts_find_in_linked_folders_and_of_every_kind(tmp_path):
     for name in ("cats/0.gif", "cats/1.JPG", "dogs/2.gif"):
         file = tmp_path / "elsewhere" / name
