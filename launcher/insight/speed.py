@@ -9,7 +9,7 @@ from launcher.insight.control import changes
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import NOTICEABLE
 from launcher.insight.length import common, work_of_a_step
-from launcher.insight.ratio import Measured, Ratio, added, ratio, total
+from launcher.insight.ratio import FEWEST, Measured, Ratio, added, ratio, total
 from launcher.insight.touches import START
 
 
@@ -28,13 +28,16 @@ def measured(before: Evidence, after: Evidence) -> Ratio | None:
 def training(evidence: Evidence) -> Measured:
     """Seconds from the start of the first step to the end of the last, pauses included, of a run whose steps were measured.
 
-    The first steps count as they were. Of the others, those that begin an epoch have their own spread, and so has each kind of pause.
+    The first steps count as they were. Of the others, those that begin an epoch have their own spread, unless nearly all windows do, and
+    so has each kind of pause.
     A kind with too few for a spread of its own is assumed to spread as usual steps do in that time.
     """
     steps = evidence.ranks[0]
     counts, steady = windows.counts(steps), windows.steady(steps)
     seconds = np.nan_to_num(steps.seconds["step"]) + windows.between(steps, evidence.measurements.stalls) / counts
     first = np.concatenate([[False], np.diff(steps.epoch) > 0])
+    if (steady & ~first).sum() < FEWEST:  # epochs are as short as windows
+        first = np.zeros_like(first)
     counts = counts * windows.steps_done(steps) / counts.sum()  # includes windows that were not read
     usual = total(seconds[steady & ~first], counts[steady & ~first])
     if not usual.degrees_of_freedom:

@@ -51,6 +51,11 @@ def test_what_a_change_brings_is_found_beside_a_longer_run_too():
     assert both.measured.value == pytest.approx((30 + 50) / (30 + 30), rel=0.02), "compiling counts once in both"
 
 
+def test_runs_whose_epochs_are_as_short_as_a_window_have_a_range_too():
+    both = compared(*(run(200, steps_per_epoch=5, seed=seed) for seed in (0, 1)))
+    assert both.speedup.low < 1 < both.speedup.high < 1.1 * both.speedup.low
+
+
 def test_an_evaluation_that_the_shorter_run_did_not_reach_counts_in_neither():
     short, long = (run(steps, evaluate=(200, 30.0), noise=0.001) for steps in (190, 1000))
     assert measured(Evidence(short), Evidence(long)).value == pytest.approx(1, rel=0.01)
