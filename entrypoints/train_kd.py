@@ -8,7 +8,7 @@
 The loss is `hard_label_weight` × cross-entropy with the labels + the rest × the teacher's part, by default the temperature KL
 of Hinton et al. (https://arxiv.org/abs/1503.02531). Both models see the same augmented pixels, each with its own
 normalisation and resolution. With `features` the student also learns the features of the teacher's last layer. With `students`
-several learn from one teacher pass, each as it would alone. With `teacher_cache` the teacher runs once per view of an image. With
+several learn from one teacher pass. With `teacher_cache` the teacher runs once per view of an image. With
 `teacher_servers` it runs on the hosts that make the images. With a complete label bank no teacher runs.
 """
 

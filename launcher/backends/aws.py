@@ -41,10 +41,10 @@ from launcher.planner.plan import HostPlan, Plan, Price, Upload
 from launcher.planner.source_package import SourceFile
 from launcher.record import disk, records
 
-STOP_SECONDS = 60
-"""For which the stop of a job that SageMaker does not know yet is sent again."""
+UNKNOWN_JOB_SECONDS = 60
+"""Seconds for which a stop is repeated while SageMaker does not know the job yet."""
 
-STOP_AGAIN_SECONDS = 3
+SECONDS_BETWEEN_STOPS = 3
 
 
 class Aws(Backend):
@@ -240,7 +240,8 @@ class Aws(Backend):
             upload.upload(plan, code, session.client("s3", str(plan.job.region)), _print)
 
     def stop(self, folder: records.RunFolder, reason: str) -> None:
-        """Ask SageMaker to stop the job. If another process is creating it, that process stops it once it is created.
+        """Ask SageMaker to stop the job, for up to UNKNOWN_JOB_SECONDS if it does not know it yet. If another process is creating it, that
+        process stops it once it is created.
 
         A folder that cannot be written, a colleague's or on a full disk, does not keep the job going: SageMaker is asked all the same.
 
@@ -275,7 +276,7 @@ class Aws(Backend):
                 goes_on = f"{folder.name} was NOT stopped and goes on"
             again = f"launcher stop {folder.name} tries again"
             if not isinstance(error, UserError):
-                _print(f"{goes_on}, as far as is known: interrupted before SageMaker answered; {again}")
+                _print(f"{goes_on}, as far as is known: interrupted before SageMaker accepted the stop; {again}")
                 raise
             issue = error.issues[0]
             raise mistake("stop", f"{goes_on}: {issue.found}", f"{issue.fix}; then {again}") from error
@@ -362,26 +363,28 @@ def _refuse_used_checkpoints(plan: Plan) -> None:
 
 
 def _send_stop(folder: records.RunFolder) -> None:
-    """Send StopTrainingJob, again and again while SageMaker does not know the job yet: a new job takes a moment to be known.
+    """Send StopTrainingJob; repeatedly while SageMaker does not know the job yet: a new one takes a moment to be known.
 
     Raises:
-        botocore's errors, and UserError if SageMaker does not know the job after STOP_SECONDS.
+        botocore's errors, and UserError if SageMaker does not know the job.
     """
-    deadline = time.monotonic() + STOP_SECONDS
-    unknown = _stop_meets_no_job(folder)
-    if unknown is not None:
+    known, now = folder.read(folder.remote), time.time()
+    deadline = min(now + UNKNOWN_JOB_SECONDS, known.get("sent", 0.0) + follow.UNKNOWN_SECONDS)
+    unknown = _send_stop_once(folder)
+    if unknown is not None and now < deadline:
         _print(
-            f"{folder.name}: SageMaker does not know the job yet; the stop is sent again, for {STOP_SECONDS} s at most"
+            f"{folder.name}: SageMaker does not know the job yet; the stop is repeated for up to {deadline - now:.0f} s"
         )
     while unknown is not None:
-        if time.monotonic() > deadline:
-            raise mistake("stop", "SageMaker does not know it yet", "wait a minute") from unknown
-        time.sleep(STOP_AGAIN_SECONDS)
-        unknown = _stop_meets_no_job(folder)
+        if time.time() >= deadline:
+            fix = "wait a minute if it has just been started"
+            raise mistake("stop", "SageMaker does not know such a job", fix) from unknown
+        time.sleep(SECONDS_BETWEEN_STOPS)
+        unknown = _send_stop_once(folder)
 
 
-def _stop_meets_no_job(folder: records.RunFolder) -> Exception | None:
-    """Send StopTrainingJob once. Returns SageMaker's error if it does not know the job, which may still come to be."""
+def _send_stop_once(folder: records.RunFolder) -> Exception | None:
+    """Send StopTrainingJob. Returns SageMaker's error if it does not know the job, and the record does not say that it is over."""
     region = folder.read(folder.plan)["job"]["region"]
     try:
         session.client("sagemaker", region).stop_training_job(TrainingJobName=folder.name)

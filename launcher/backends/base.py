@@ -31,7 +31,8 @@ class Starter:
     """Whether hosts share this machine's cores and GPUs, and end with the terminal that started them."""
 
     def stop(self, folder: RunFolder, reason: str) -> None:
-        """Ask a run to stop, and return at once. Its training processes get SIGTERM, and SIGKILL after the grace period."""
+        """Ask a run to stop, and return once the request is accepted. Its training processes get SIGTERM, and SIGKILL after the grace
+        period."""
         folder.request_stop(reason)
 
     def refresh(self, folder: RunFolder) -> bool:

@@ -111,8 +111,8 @@ def refused(file: Path) -> Iterator[Issue]:
     """What is wrong with the name of a config to write."""
     if file.suffix not in ENDINGS:
         script = file.suffix == ".py" and file.is_file()
-        named = file / "job.yaml" if file.is_dir() else f"{file}.yaml"
-        fix = shlex.join(["launcher", "init", "--script", str(file)]) if script else f"write {named}"
+        option = "--script" if script else "--images" if file.is_dir() else ""
+        fix = shlex.join(["launcher", "init", option, str(file)]) if option else f"write {file}.yaml"
         yield Issue(key="FILE.yaml", found=str(file), valid="a file that ends with .yaml", fix=fix)
     if file.name == PROJECT_FILE:
         yield Issue(key="FILE.yaml", found=f"{file}: for defaults of every job", fix="choose another name")

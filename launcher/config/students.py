@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from launcher.config.entrypoints import kit_modules
 from launcher.config.job import Job
 
 SETTING = "students"
@@ -17,6 +18,18 @@ def students(job: Job) -> dict[str, dict[str, Any]]:
     """Each student's own settings in one of this kit's jobs, by name; {} if the job names none, or names them wrongly."""
     given = job.hyperparameters.get(SETTING) if job.source is None and job.script in (TRAINS, LABELS) else None
     return _entries(given)
+
+
+def taught(job: Job) -> dict[str, dict[str, Any]]:
+    """The students that learn from a teacher; all of them if the job's hyperparameters have mistakes, which its plan reports."""
+    own = students(job)
+    if not own:
+        return {}
+    with kit_modules("training.settings", "training.settings.entries", "training.settings.distillation") as modules:
+        settings_module, entries, distillation = modules
+        settings, _ = settings_module.check(distillation.DistillationSettings, job.hyperparameters)
+        each = {} if settings is None else entries.variants(settings)
+        return {name: values for name, values in own.items() if name not in each or each[name].has_teacher}
 
 
 def results(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

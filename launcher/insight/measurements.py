@@ -185,7 +185,7 @@ def _read_run(run: RunFolder, max_bytes: int) -> Measurements:
                 raise
             trouble = {"system": error.issues[0].found}
     if not system and not lines:
-        raise _nothing_measured(run.name, run.state())
+        raise _nothing_measured_by(run, plan)
     job = plan["job"]
     compute = job.get("compute") or {}
     training = compute.get("training_groups", [])
@@ -274,24 +274,32 @@ def _sagemakers_own(run: RunFolder) -> str | None:
     return f"{output.rstrip('/')}/{run.name}/profiler-output"
 
 
-def _nothing_measured(source: str, state: str = records.COMPLETED) -> UserError:
-    """The mistake of asking for measurements where there are none.
+def _nothing_measured_by(run: RunFolder, plan: Mapping[str, Any]) -> UserError:
+    """The mistake of asking for the measurements of a run that has none: why it has none, or when they come."""
+    state, job = run.state(), plan["job"]
+    of_the_kit = job.get("script") and not job.get("source")
+    switch = "hyperparameters.system_monitor" if of_the_kit else "observe"
+    value = (job.get("hyperparameters") or {}).get("system_monitor") if of_the_kit else job.get("observe")
+    if value is False:
+        return mistake("source", f"{run.name} holds no measurements: {switch} is false", "leave it out, and run again")
+    if state == records.COMPLETED:
+        return _nothing_measured(run.name)
+    if state in records.OVER:
+        shown = f"launcher show {run.name}" if run.path.parent.resolve() == records.store().resolve() else str(run.path)
+        return mistake("source", f"{run.name} holds no measurements: {state}", f"{shown} has the reason")
+    if backends.starter(plan["backend"]).on_this_machine:
+        fix = f"wait for its first steps: launcher logs {run.name} -f"
+    else:
+        fix = f"they arrive when it ends, for which launcher attach {run.name} waits"
+    return mistake("source", f"{run.name} holds no measurements yet: {state}", fix)
 
-    Args:
-        state: of the run, if the source is one.
-    """
+
+def _nothing_measured(source: str) -> UserError:
+    """The mistake of asking for measurements where there are none."""
     fix = (
         "give a run (launcher runs lists them), a folder with profiler-output, or an s3:// prefix of one; a run measures itself if its "
         "script steps an optimizer, unless `observe`, or hyperparameters.system_monitor of this kit's scripts, is false"
     )
-    if state in (records.FAILED, records.STOPPED):
-        return mistake("source", f"{source} holds no measurements: {state}", f"launcher show {source} has the reason")
-    if state != records.COMPLETED:
-        return mistake(
-            "source",
-            f"{source} holds no measurements yet: {state}",
-            f"wait for its first steps: launcher logs {source} -f",
-        )
     return mistake("source", f"{source} holds no measurements", fix)
 
 

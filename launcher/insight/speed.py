@@ -28,15 +28,15 @@ def measured(before: Evidence, after: Evidence) -> Ratio | None:
 def training(evidence: Evidence) -> Measured:
     """Seconds from the start of the first step to the end of the last, pauses included, of a run whose steps were measured.
 
-    The first steps count as they were. Of the others, those that begin an epoch have their own spread, unless nearly all windows do, and
-    so has each kind of pause.
+    The first steps count as they were. Of the others, those that begin an epoch have their own spread, unless fewer than FEWEST windows
+    do not begin one, and so has each kind of pause.
     A kind with too few for a spread of its own is assumed to spread as usual steps do in that time.
     """
     steps = evidence.ranks[0]
     counts, steady = windows.counts(steps), windows.steady(steps)
     seconds = np.nan_to_num(steps.seconds["step"]) + windows.between(steps, evidence.measurements.stalls) / counts
     first = np.concatenate([[False], np.diff(steps.epoch) > 0])
-    if (steady & ~first).sum() < FEWEST:  # epochs are as short as windows
+    if (steady & ~first).sum() < FEWEST <= (steady & first).sum():  # epochs are as short as windows
         first = np.zeros_like(first)
     counts = counts * windows.steps_done(steps) / counts.sum()  # includes windows that were not read
     usual = total(seconds[steady & ~first], counts[steady & ~first])

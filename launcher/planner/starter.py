@@ -261,7 +261,7 @@ def _split_folder(folder: Path) -> str:
 
 def _of_images(images: Images) -> str:
     root = images.channels["train"].parent
-    return f"A classifier for the images in {'this folder' if root == Path('.') else root}"
+    return f"A classifier for the images in {'the current folder' if root == Path('.') else root}"
 
 
 def _own_script(script: Script) -> list[str]:
@@ -289,10 +289,12 @@ def _inputs(script: Script | None, images: Images | None) -> list[str]:
     about += f" in {images.classes} classes" if about and images and images.classes else ""
     lines = [f"  {written(name)}: {{folder: {written(str(place))}}}" for name, place in found.items()]
     lines[0] += about
-    unnamed = {name: place for name, place in folders.items() if place not in found.values()}
+    code = script.file.parent.resolve() if script else None
     lines += [
-        f"  {written(name)}: {{folder: {written(str(place))}}}     # the script does not name it; as an input it is no part of the code"
-        for name, place in unnamed.items()
+        f"  {written(name)}: {{folder: {written(str(place))}}}     # the script does not read SM_CHANNEL_{name.upper()}; "
+        "listed so that the folder is not packed with its code"
+        for name, place in folders.items()
+        if place not in found.values() and code is not None and place.resolve().is_relative_to(code)
     ]
     return ["inputs:", *lines]
 

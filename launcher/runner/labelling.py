@@ -7,6 +7,7 @@ from pathlib import Path
 
 from launcher import backends
 from launcher.backends.plans import plan_config
+from launcher.config import students
 from launcher.config.issues import mistake
 from launcher.config.job import Job
 from launcher.config.students import LABELS, LABELS_PIXELS, TRAINS
@@ -35,7 +36,7 @@ def planned(
 
 
 def labelling(job: Job) -> Job:
-    """The job that labels another one's images.
+    """The job that labels another one's images. It has no students that learn from labels alone.
 
     Raises:
         UserError: its script learns from no teacher whose answers can be kept.
@@ -55,6 +56,8 @@ def labelling(job: Job) -> Job:
             del inputs[channel]
             left_out.add("where")
         settings[SETTING] = {name: value for name, value in kept.items() if name not in left_out}
+    if own := students.taught(job):
+        settings[students.SETTING] = own
     name = job.name[: 42 - len(SUFFIX)].rstrip("-") + SUFFIX
     return job.model_copy(
         update={"name": name, "script": LABELLED_BY[job.script], "inputs": inputs, "hyperparameters": settings}

@@ -216,7 +216,8 @@ class Run:
                 yield metric
 
     def stop(self, reason: str = "asked to") -> None:
-        """Ask the run to stop: its training processes get SIGTERM and may finish their step. Returns at once."""
+        """Ask the run to stop: its training processes get SIGTERM and may finish their step. Returns once the
+        request is accepted."""
         if self.state not in OVER:
             backends.starter(self.backend).stop(self.folder, reason)
 

@@ -200,7 +200,7 @@ class Trials:
             return None
         run = self._recorded(row["run"])
         self.begun.append(run)
-        if run.state == records.IN_PROGRESS:
+        if run.state not in records.OVER:  # an earlier stop may not have reached SageMaker
             self.log(f"stopping {run.name}, which was left running")
             run.stop("its tuning was interrupted")
         run_to_completion(lambda: run, log=self.log, interrupted=lambda: None)

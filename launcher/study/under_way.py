@@ -72,6 +72,7 @@ class RunningTrial:
             return (trial, run) if trial is not None and run.state == records.COMPLETED else None
         if run.state == records.STOPPING:  # by Ctrl-C: it runs again once its hosts are free
             log(f"waiting for {run.name}, which was stopped")
+            run.stop("its study was interrupted")  # the first request may not have reached SageMaker
             run_to_completion(lambda: run, log=log, interrupted=lambda: None)
             return None
         if trial is not None:

@@ -125,10 +125,10 @@ def test_a_job_that_is_known_late_after_a_lost_answer_is_followed(plan, monkeypa
         run = launcher.run(plan)
         assert run.state == "InProgress"
         assert f"{plan.name} may have been started: AWS cannot be reached" in capsys.readouterr().err
-        with pytest.raises(launcher.UserError, match=f"{plan.name} was NOT stopped and goes on: .*not know it yet"):
+        with pytest.raises(launcher.UserError, match=f"{plan.name} was NOT stopped and goes on: .*not know such a job"):
             late.setattr(session, "client", replacing("sagemaker", stop_training_job=not_found))
-            late.setattr(aws, "STOP_SECONDS", 0)
-            late.setattr(aws, "STOP_AGAIN_SECONDS", 0)
+            late.setattr(aws, "UNKNOWN_JOB_SECONDS", 0)
+            late.setattr(aws, "SECONDS_BETWEEN_STOPS", 0)
             run.stop()
         assert run.state == "InProgress"
     stop(run)

@@ -98,12 +98,28 @@ def test_a_stop_of_a_job_that_is_not_known_yet_is_sent_again_until_it_is(run, mo
         if len(asked) < 3:
             not_found()
 
-    monkeypatch.setattr(aws, "STOP_AGAIN_SECONDS", 0)
+    monkeypatch.setattr(aws, "SECONDS_BETWEEN_STOPS", 0)
     monkeypatch.setattr(session, "client", replacing("sagemaker", describe_training_job=not_found))
     refused_by(monkeypatch, known_the_third_time)
     run.stop("a test")
     assert asked == [NAME] * 3 and run.folder.stop_request.exists() and not run.folder.outcome.exists()
-    assert capsys.readouterr().err.count("the stop is sent again, for 60 s at most") == 1
+    assert capsys.readouterr().err.count("the stop is repeated for up to 60 s") == 1
+
+
+def test_a_stop_of_a_job_that_is_none_of_this_account_is_not_repeated(run, monkeypatch, capsys):
+    """A colleague's, sent days ago, in a folder that cannot be written."""
+    asked: list[str] = []
+
+    def unknown(TrainingJobName: str) -> None:
+        asked.append(TrainingJobName)
+        not_found()
+
+    records.write_json(run.folder.remote, {"TrainingJobStatus": "InProgress", "sent": time.time() - 1e5})
+    monkeypatch.setattr(follow, "refresh", lambda folder: False)
+    refused_by(monkeypatch, unknown)
+    with pytest.raises(launcher.UserError, match="SageMaker does not know such a job"):
+        run.stop("a test")
+    assert asked == [NAME] and "repeated" not in capsys.readouterr().err
 
 
 @pytest.fixture(params=[errno.ENOSPC, errno.EACCES, errno.EROFS], ids=["full disk", "a colleague's", "read-only"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import pytest
@@ -19,6 +19,7 @@ from training.settings.distillation import (
     TeacherCacheSettings,
     UnlabelledSettings,
 )
+from training.settings.entries import variants
 from training.settings.scripts import ClassifierSettings, TeacherSettings, TrainingSettings
 from training.settings.segmentation import SegmentationSettings
 
@@ -224,6 +225,17 @@ def test_every_condition_has_a_case_above():
 def test_a_teacher_has_a_stream_of_its_own_where_images_come_by_one(changes, wrong):
     asked = {"student": "x", "copy_stream": True, "teacher_stream": True, **changes}
     assert [name for name, *_ in check(DistillationSettings, asked)[1]] == wrong
+
+
+def test_a_student_that_cannot_use_the_jobs_cache_does_without_and_other_mistakes_stay():
+    students = {"one": {}, "labels": {"hard_label_weight": 1}}
+    asked = {"student": "x", "teacher_cache": {"views": 1}, "students": students}
+    settings, problems = check(DistillationSettings, asked)
+    assert problems == [] and [own.teacher_cache is None for own in variants(settings).values()] == [False, True]
+    with pytest.raises(ValueError, match="max_steps"):
+        variants(replace(settings, max_steps=0))
+    problems = check(LabellingSettings, {**asked, "students": {**students}})[1]
+    assert [name for name, *_ in problems] == ["students.labels.teacher_cache"]
 
 
 def test_a_teacher_of_pixels_has_a_cache_or_a_stream():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import shutil
 
 import pytest
 
@@ -34,24 +35,45 @@ def test_a_run_that_ended_before_its_first_step_is_not_called_healthy(state, cap
     assert "No bottleneck" not in launcher.diagnose(name)._repr_html_()
 
 
-def told(name: str, capsys: pytest.CaptureFixture[str]) -> str:
+def reported(source: object, capsys: pytest.CaptureFixture[str]) -> str:
     """What `launcher diagnose` of a run without measurements reports, as one line."""
-    assert main(["diagnose", name]) == 2
+    assert main(["diagnose", str(source)]) == 2
     return " ".join(capsys.readouterr().err.split())
 
 
-def test_a_failed_run_of_which_nothing_was_measured_is_named_as_failed(capsys):
-    name = recorded("train-20261122-100000-aaaa", state="Failed").name
-    said = told(name, capsys)
-    assert f"{name} holds no measurements: Failed fix: launcher show {name} has the reason" in said
+def test_a_failed_run_of_which_nothing_was_measured_is_named_as_failed(tmp_path, capsys):
+    run = recorded("train-20261122-100000-aaaa", state="Failed")
+    said = f"{run.name} holds no measurements: Failed fix: "
+    assert f"{said}launcher show {run.name} has the reason" in reported(run.name, capsys)
+    copied = shutil.copytree(run.path, tmp_path / "elsewhere" / run.name)
+    assert f"{said}{copied} has the reason" in reported(copied, capsys)
 
 
-def test_a_run_under_way_of_which_nothing_is_measured_yet_is_waited_for(capsys):
-    run = recorded("train-20261122-100000-aaaa", state="")
+@pytest.mark.parametrize(
+    ("backend", "fix"),
+    [
+        ("process", "wait for its first steps: launcher logs {} -f"),
+        ("aws", "they arrive when it ends, for which launcher attach {} waits"),
+    ],
+)
+def test_a_run_under_way_of_which_nothing_is_measured_yet_is_waited_for(backend, fix, capsys):
+    run = recorded("train-20261122-100000-aaaa", state="", backend=backend)
     with run.lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        said = told(run.name, capsys)
-    assert f"holds no measurements yet: InProgress fix: wait for its first steps: launcher logs {run.name} -f" in said
+        said = reported(run.name, capsys)
+    assert f"holds no measurements yet: InProgress fix: {fix.format(run.name)}" in said
+
+
+@pytest.mark.parametrize(
+    ("job", "switch"),
+    [
+        ({"script": "train.py", "source": ".", "observe": False}, "observe"),
+        ({"script": "train_kd.py", "hyperparameters": {"system_monitor": False}}, "hyperparameters.system_monitor"),
+    ],
+)
+def test_a_run_that_was_not_to_be_measured_says_which_setting_that_was(job, switch, capsys):
+    run = recorded("train-20261122-100000-aaaa", state="Failed", job={"name": "train", **job})
+    assert f"holds no measurements: {switch} is false" in reported(run.name, capsys)
 
 
 def test_a_run_whose_supervisor_was_killed_is_failed_too():

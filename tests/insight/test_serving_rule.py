@@ -22,6 +22,7 @@ from launcher.insight.servers import happened, served
 from launcher.insight.touches import touch_of
 from launcher.study.tune_subject import JobSubject
 from tests.insight.planted import plant, write
+from tests.insight.test_data_rule import beside_the_device
 from tests.insight.test_rules import CPU, GPU, SERVERS, gpu_step
 
 OF_WORKERS = {"too_few_workers", "too_many_workers", "data_bound"}
@@ -73,6 +74,21 @@ def test_the_number_of_serving_hosts_is_what_the_steps_take_when_they_wait_for_n
     fix = found("too_few_servers", measured).fixes[0]
     assert (fix.setting, fix.now, fix.value) == ("compute.instance_groups.1.instance_count", hosts, wanted)
     assert f"a host has {threads // hosts}" in fix.why
+
+
+def test_what_the_device_needs_of_a_step_is_not_lost_to_a_wait_for_servers():
+    """80 % of a step of 1 s waits, and the device works for 60 % of it: 256 images in 0.6 s at 37 ms need 15.8 of 4 threads."""
+    servers = {**SERVERS, "hosts": 1, "threads": 4, "milliseconds": 37.0}
+    measured = beside_the_device(0.8, 0.6, gpu=60, settings={"global_batch_size": 256}, servers=servers)
+    one = found("too_few_servers", measured)
+    assert one.share == pytest.approx(0.4, abs=0.01) and one.fixes[0].value == 4
+    assert one.gain.expected.value == pytest.approx(1 / 0.6, rel=0.03)
+    assert (
+        "waiting for data: 80 % of a step" in one.evidence[0]
+        and "without the wait a step is 40 % shorter" in one.evidence[1]
+    )
+    served_in_time = beside_the_device(0.8, 0.95, gpu=60, settings={"global_batch_size": 256}, servers=servers)
+    assert not judged(served_in_time).findings
 
 
 def test_more_servers_gain_no_more_than_the_next_limit_leaves():

@@ -56,6 +56,12 @@ def test_runs_whose_epochs_are_as_short_as_a_window_have_a_range_too():
     assert both.speedup.low < 1 < both.speedup.high < 1.1 * both.speedup.low
 
 
+def test_too_few_windows_have_no_range_though_some_begin_an_epoch():
+    """Three steady ones, of which one does."""
+    evidence = Evidence(run(20, steps_per_epoch=15))
+    assert training(evidence).degrees_of_freedom == 0
+
+
 def test_an_evaluation_that_the_shorter_run_did_not_reach_counts_in_neither():
     short, long = (run(steps, evaluate=(200, 30.0), noise=0.001) for steps in (190, 1000))
     assert measured(Evidence(short), Evidence(long)).value == pytest.approx(1, rel=0.01)

@@ -14,6 +14,7 @@ from launcher.insight.measurements import Host, Measurements, Series
 from launcher.insight.rules import system
 from launcher.insight.rules.table import judge
 from tests.insight.planted import BEGAN, plant
+from tests.insight.test_data_rule import beside_the_device
 
 STEP = {"data_wait": 0.01, "student_forward": 0.33, "backward": 0.66}
 QUOTA = dict(phases=STEP, noise=0.0, cores=8, usable=2, busy=1.6, settings={"num_workers": 1})
@@ -32,6 +33,13 @@ def test_a_quota_counts_from_a_tenth_of_the_time(percent, accused):
 @pytest.mark.parametrize(("gpu", "wait", "accused"), [(92, 0.01, False), (88, 0.01, True), (96, 0.2, True)])
 def test_a_quota_is_felt_where_the_gpu_or_a_step_waits(gpu, wait, accused):
     assert (throttled(throttled=40, gpu=gpu, phases={**STEP, "data_wait": wait}) is not None) == accused
+
+
+@pytest.mark.parametrize(("device", "accused"), [(0.95, False), (0.6, True)])
+def test_a_wait_that_the_device_fills_loses_nothing_to_a_quota(device, accused):
+    run = beside_the_device(0.8, device, gpu=96, throttled=20, cores=8, usable=2, busy=1.6, settings={"num_workers": 1})
+    found = [one for one in judge(Evidence(run)).findings if one.kind == "cpu_throttled"]
+    assert bool(found) == accused and all(one.share == pytest.approx(0.4, abs=0.01) for one in found)
 
 
 @pytest.mark.parametrize(

@@ -253,11 +253,23 @@ def test_images_that_a_script_does_not_name_are_an_input_all_the_same_and_no_par
     assert [file for file in launcher.plan(launcher.load("job.yaml")).files if file.path.startswith("validation")] == []
 
 
+def test_images_elsewhere_that_a_script_does_not_name_are_no_input(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    images(Path("pets"))
+    Path("mine").mkdir()
+    Path("mine/train.py").write_text('import os, torch\nos.environ["SM_CHANNEL_TRAIN"]\n')
+    assert main.main(["init", "--script", "mine/train.py", "--images", "pets"]) == 0
+    assert [*yaml.safe_load(Path("job.yaml").read_text())["inputs"]] == ["train"]
+
+
 def test_a_config_for_the_images_of_this_folder_names_it(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     images(Path("."))
-    assert main.main(["init", "."]) == 2 and "write job.yaml\n" in capsys.readouterr().err
-    assert main.main(["init"]) == 0 and "# A classifier for the images in this folder. " in Path("job.yaml").read_text()
+    assert main.main(["init", "."]) == 2 and "launcher init --images .\n" in capsys.readouterr().err
+    assert (
+        main.main(["init"]) == 0
+        and "# A classifier for the images in the current folder. " in Path("job.yaml").read_text()
+    )
 
 
 def test_init_counts_the_images_that_the_scripts_find_in_linked_folders_and_of_every_kind(tmp_path):

@@ -23,6 +23,16 @@ def test_a_bank_that_a_run_leaves_is_no_input_of_that_run():
     assert job.hyperparameters == {"student": "x", "teacher_cache": {"views": 2, "top_k": 3}}
 
 
+def test_students_of_labels_alone_are_none_of_the_labellings():
+    own = {"tiny": {}, "labels": {"hard_label_weight": 1}, "wide": {"features": 3}}
+    settings = {**VALUES["hyperparameters"], "students": {name: own[name] for name in ("tiny", "labels")}}
+    job = labelling(launcher.from_values({**VALUES, "hyperparameters": settings}))
+    assert job.hyperparameters["students"] == {"tiny": {}}
+    wrong = {**settings, "students": own}
+    kept = labelling(launcher.from_values({**VALUES, "hyperparameters": wrong})).hyperparameters["students"]
+    assert kept == own, "the plan reports its mistakes"
+
+
 def test_a_bank_in_a_folder_stays_where_it_is():
     inputs = {"cache": {"folder": "bank"}}
     job = labelling(launcher.from_values({**VALUES, "inputs": inputs}))

@@ -110,7 +110,7 @@ def setting(
     default_factory: Callable[[], Any] | None = None,
     on_resume: Literal["must stay", "may change"] = "must stay",
     overrides: Sequence[str] = (),
-    for_any_entry: bool = False,
+    optional_for_entries: bool = False,
     **limits: Any,
 ) -> Any:
     """A dataclass's field for one hyperparameter.
@@ -119,14 +119,15 @@ def setting(
         default, default_factory: as `dataclasses.field` takes them; with neither the setting must be given.
         on_resume: whether a run that goes on from a checkpoint may have another value than the run that saved it.
         overrides: of a mapping from names to mappings, which of the class's settings each of these may set anew: `entries.variants`.
-        for_any_entry: of several entries, such as students, one that can use it is enough: the others do without.
+        optional_for_entries: whether it is enough if one of several entries, such as students, can use it: for the others it has its
+            default in `entries.variants`.
         limits: the range, as the fields of Limits.
     """
     metadata = {
         "limits": Limits(**limits) if limits else None,
         "on_resume": on_resume,
         "overrides": tuple(overrides),
-        "for_any_entry": for_any_entry,
+        "optional_for_entries": optional_for_entries,
     }
     if default_factory is not None:
         return field(default_factory=default_factory, metadata=metadata)

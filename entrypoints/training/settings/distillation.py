@@ -117,7 +117,7 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
     None: image_size."""
     min_teacher_accuracy: float = setting(0.0, at_least=0, at_most=1, on_resume="may change")
     """Refuse to start if the teacher's accuracy on the validation images is below this, 0 to 1."""
-    teacher_cache: TeacherCacheSettings | None = setting(None, for_any_entry=True)
+    teacher_cache: TeacherCacheSettings | None = setting(None, optional_for_entries=True)
     """Keep the teacher's logits and features, so that later epochs and runs need no teacher. None: the teacher runs in every step."""
     teacher_servers: TeacherServersSettings | None = None
     """With worker_type remote: the hosts that make the training images also run the teacher, on their GPUs if they have any, and send its

@@ -30,12 +30,14 @@ def variants(settings: Settings) -> dict[str, Settings]:
 
 
 def _variant(settings: Settings, own: Mapping[str, Any]) -> Settings:
-    """The settings with what an entry sets; without those `for_any_entry` where it cannot use them."""
+    """The settings with what an entry sets; those that are `optional_for_entries` have their default if it cannot use them."""
+    optional = {item.name: item.default for item in fields(settings) if item.metadata.get("optional_for_entries")}
     try:
         return replace(settings, **own)
-    except ValueError:
-        for_others = {item.name: item.default for item in fields(settings) if item.metadata.get("for_any_entry")}
-        return replace(settings, **{**for_others, **own})
+    except ValueError as error:
+        if not all(line.partition(":")[0] in optional for line in str(error).splitlines()):
+            raise
+        return replace(settings, **{**optional, **own})
 
 
 def check_entries(
@@ -47,7 +49,7 @@ def check_entries(
 ) -> list[Problem]:
     """Everything that is wrong with the entries of a field with `overrides`; good ones get the types of the settings.
 
-    A setting `for_any_entry` is wrong only if it is so for every entry.
+    That an entry cannot use one of the settings that are `optional_for_entries` is a mistake only if no entry can.
 
     Args:
         check: training.settings.check.
@@ -55,9 +57,9 @@ def check_entries(
     """
     allowed: tuple[str, ...] = field.metadata["overrides"]
     known = {item.name for item in fields(settings_class)}
-    for_any = {item.name for item in fields(settings_class) if item.metadata.get("for_any_entry")}
+    optional = {item.name for item in fields(settings_class) if item.metadata.get("optional_for_entries")}
     shared = {name: value for name, value in values.items() if name != field.name}
-    problems, found = [], {}
+    problems, found, can_do_without = [], {}, set()
     for name, own in entries.items():
         where = f"{field.name}.{name}"
         if not NAME.fullmatch(name):
@@ -69,8 +71,9 @@ def check_entries(
         mine = {key: value for key, value in own.items() if key in allowed}
         settings, found[name] = check(settings_class, {**shared, **mine})
         if settings is None:
-            without = {key: value for key, value in shared.items() if key not in for_any}
-            settings, _ = check(settings_class, {**without, **mine})
+            without = {key: value for key, value in shared.items() if key not in optional}
+            settings, remaining = check(settings_class, {**without, **mine})
+            can_do_without |= {name} if {*remaining} <= {*found[name]} else set()
         if settings is not None:
             entries[name] = {key: getattr(settings, key) for key in mine}
     _, of_shared = check(settings_class, shared)
@@ -78,7 +81,7 @@ def check_entries(
         for problem in own_problems:
             key, what, valid = problem
             setting, of_every = key.partition(".")[0], all(problem in others for others in found.values())
-            if setting in for_any and not of_every:
+            if setting in optional and not of_every and name in can_do_without:
                 continue
             is_shared = of_every and problem in of_shared and setting not in entries[name]
             problems.append(problem if is_shared else (f"{field.name}.{name}.{key}", what, valid))

@@ -72,19 +72,19 @@ def waiting(evidence: Evidence) -> Answer:
     if explained(evidence):
         return EXPLAINED
     if evidence.busy is None:
-        return _without_cores(evidence, wait, lost)
+        return _without_cores(evidence, lost)
     working = evidence.busy - spinning_cores(evidence) / usable_cores(evidence)
     # a further worker gets its share of the cores that other programs use, however full they are
     busy = max(0.0, working - outside(evidence) / usable_cores(evidence))
     if _blocked(evidence, busy):
-        return slow_storage(evidence, _numbers(evidence, wait), lost, lost=lost)
+        return slow_storage(evidence, _numbers(evidence), lost, lost=lost)
     room = min(1 / (1 - lost), 1 / max(busy, 0.01))
     sensible = sensible_workers(evidence)
     if room >= 1 + NOTICEABLE and (evidence.workers is None or evidence.workers < sensible):
         return _too_few_workers(evidence, wait, lost, room, sensible, busy)
     if working >= 0.7:
         return _costly_images(evidence)
-    return slow_storage(evidence, _numbers(evidence, wait), lost, lost=lost)
+    return slow_storage(evidence, _numbers(evidence), lost, lost=lost)
 
 
 def _taken_from_model(evidence: Evidence) -> float | None:
@@ -142,17 +142,23 @@ def _turn(evidence: Evidence) -> float:
     return 1.0 if ready is None else 1.0 / max(1.0, ready)
 
 
-def _numbers(evidence: Evidence, wait: float | None) -> list[str]:
+def numbers_of_the_wait(evidence: Evidence) -> list[str]:
+    """How long steps wait for data, and what of that they lose; [] if it was not measured."""
+    wait, lost = evidence.share("data_wait"), evidence.lost_to_data
+    if wait is None or lost is None:
+        return []
+    numbers = [f"waiting for data: {percent(wait)} of a step of {evidence.step_seconds:.3g} s"]
+    if wait - lost >= OVERLAP:
+        numbers.append(
+            f"the device needs {percent(evidence.device_share)} of a step, in part while the process waits: without the wait a step is "
+            f"{percent(lost)} shorter"
+        )
+    return numbers
+
+
+def _numbers(evidence: Evidence) -> list[str]:
     """The evidence that every finding of this file shares."""
-    numbers = []
-    if wait is not None:
-        numbers.append(f"waiting for data: {percent(wait)} of a step of {evidence.step_seconds:.3g} s")
-        lost = evidence.lost_to_data
-        if lost is not None and wait - lost >= OVERLAP:
-            numbers.append(
-                f"the device needs {percent(evidence.device_share)} of a step, in part while the process waits: without the wait a step is "
-                f"{percent(lost)} shorter"
-            )
+    numbers = numbers_of_the_wait(evidence)
     if evidence.gpu_idle is not None:
         numbers.append(f"GPUs idle {percent(evidence.gpu_idle)} of the time")
     if evidence.busy is not None and evidence.full is not None:
@@ -222,7 +228,7 @@ def _too_many_workers(evidence: Evidence, lost: float) -> Finding:
         # if the model computes on the same full cores, less work helps more than fewer workers
         fixes = (*settings, fewer, *(fix for fix in cheaper if fix not in settings))
         gain = gain_of_cheaper_images(evidence, "too_many_workers", share, settings[0], starts)
-    numbers = _numbers(evidence, evidence.share("data_wait"))
+    numbers = _numbers(evidence)
     if starts >= NOTICEABLE:
         numbers.append(
             f"{percent(starts)} of the training time passes at the start of epochs, while all workers prepare their first batches"
@@ -245,7 +251,7 @@ def _noisy_workers(evidence: Evidence, lost: float) -> Finding:
     share = min(1.0, lost * evidence.steps_part + starts)
     swings, is_suspicion = step_time_spread(evidence), suspected(evidence)
     everywhere = evidence if is_suspicion else evidence.slow_steps_too  # as the thread's wait for a core
-    numbers = [*neighbour_numbers(evidence), *_numbers(everywhere, evidence.share("data_wait"))]
+    numbers = [*neighbour_numbers(evidence), *_numbers(everywhere)]
     if swings is not None:
         numbers.append(f"slow steps take {swings:.1f} times as long as quick ones (90th and 10th percentile)")
     if everywhere.saturated is not None:
@@ -319,7 +325,7 @@ def _too_few_workers(evidence: Evidence, wait: float, lost: float, room: float, 
         kind="too_few_workers",
         title=f"Too few workers: training waits for data while {'other programs use its cores' if shared else 'cores are idle'}",
         share=lost * evidence.steps_part,
-        evidence=tuple(_numbers(evidence, wait)),
+        evidence=tuple(_numbers(evidence)),
         cause=cause,
         fixes=(
             Fix(
@@ -344,14 +350,13 @@ def _costly_images(evidence: Evidence, taken_from_model: float | None = None) ->
     Args:
         taken_from_model: share of a step that the model waits; None: steps wait for data.
     """
-    wait = evidence.share("data_wait") or 0.0
     fixes = (*cheaper_images(evidence), *without_programs(evidence))
     lost = ((evidence.lost_to_data or 0.0) if taken_from_model is None else taken_from_model) * evidence.steps_part
     if taken_from_model is None:
-        title, numbers = "Preparing the images needs more cores than there are", _numbers(evidence, wait)
+        title, numbers = "Preparing the images needs more cores than there are", _numbers(evidence)
     else:
         title = "Preparing the images takes the cores that the model computes on"
-        numbers = [*neighbour_numbers(evidence), *_numbers(evidence, wait)]
+        numbers = [*neighbour_numbers(evidence), *_numbers(evidence)]
     return Finding(
         kind="data_bound",
         title=title,
@@ -363,14 +368,14 @@ def _costly_images(evidence: Evidence, taken_from_model: float | None = None) ->
     )
 
 
-def _without_cores(evidence: Evidence, wait: float, lost: float) -> Finding:
+def _without_cores(evidence: Evidence, lost: float) -> Finding:
     """The wait was measured, its cause was not."""
     return Finding(
         kind="too_few_workers" if evidence.workers == 0 else "data_bound",
         title="Training waits for its data"
         + ("; the training process decodes the images itself" if evidence.workers == 0 else ""),
         share=lost * evidence.steps_part,
-        evidence=tuple(_numbers(evidence, wait)),
+        evidence=tuple(_numbers(evidence)),
         cause=f"whether workers, cores or storage limit it was not measured: {evidence.why_no_hosts}",
         fixes=(
             Fix(
@@ -390,7 +395,7 @@ def _from_system_metrics(evidence: Evidence) -> Answer:
     if idle is None or idle < IDLE_GPU or evidence.busy is None or (evidence.throttled or 0) >= NOTICEABLE:
         return None
     if disks_are_waited_for(evidence) and evidence.busy < FULL:
-        return slow_storage(evidence, _numbers(evidence, None), None, lost=idle)
+        return slow_storage(evidence, _numbers(evidence), None, lost=idle)
     if evidence.busy < 0.85:
         return None
     share = idle * evidence.steps_part
@@ -398,7 +403,7 @@ def _from_system_metrics(evidence: Evidence) -> Answer:
         kind="data_bound",
         title="All cores are busy while the GPUs wait",
         share=share,
-        evidence=tuple(_numbers(evidence, None)),
+        evidence=tuple(_numbers(evidence)),
         cause=f"probably decoding and augmentation, which was not measured ({evidence.why_not('data_wait')})",
         fixes=cheaper_images(evidence),
         gain=bounded(share),

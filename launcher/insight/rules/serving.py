@@ -14,7 +14,7 @@ from launcher.insight.answers import EXPLAINED, Answer, DoesNotApply, NotMeasure
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import NOTICEABLE, Finding, Fix, Gain, percent
 from launcher.insight.gains import amdahl, bounded, estimated
-from launcher.insight.rules.data import WORKING, explained
+from launcher.insight.rules.data import WORKING, explained, numbers_of_the_wait
 from launcher.insight.rules.images import cheaper_images, shards
 from launcher.insight.servers import Served, happened, served
 from launcher.show.text import counted
@@ -68,9 +68,7 @@ def waiting(evidence: Evidence) -> Answer:
 
 def _numbers(evidence: Evidence, now: Served) -> list[str]:
     """The evidence that every finding of this file shares."""
-    numbers = [
-        f"waiting for data: {percent(evidence.share('data_wait') or 0.0)} of a step of {evidence.step_seconds:.3g} s"
-    ]
+    numbers = numbers_of_the_wait(evidence)
     if evidence.gpu_idle is not None:
         numbers.append(f"GPUs idle {percent(evidence.gpu_idle)} of the time")
     if now.busy is not None:

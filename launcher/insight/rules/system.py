@@ -38,7 +38,7 @@ def throttled(evidence: Evidence) -> Answer:
         return None
     if taken_by_workers(evidence) is not None:
         return EXPLAINED  # with too many workers it is they who use the quota up
-    if evidence.on_gpu and (evidence.gpu_idle or 0) < NOTICEABLE and (evidence.share("data_wait") or 0) < NOTICEABLE:
+    if evidence.on_gpu and (evidence.gpu_idle or 0) < NOTICEABLE and (evidence.lost_to_data or 0) < NOTICEABLE:
         return None  # the GPUs do not feel it
     lost = max(share, evidence.lost_to_data or 0.0, (evidence.gpu_idle or 0.0) if evidence.on_gpu else 0.0)
     cores = ", ".join(f"{host.name} {evidence.usable_cores(host):.3g}" for host in evidence.hosts if host.cores)
