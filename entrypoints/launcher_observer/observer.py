@@ -18,6 +18,7 @@ from launcher_observer.addresses import Address, here
 from launcher_observer.contract import node_name
 from launcher_observer.created_objects import CreatedObjects
 from launcher_observer.events import WITHIN, Events
+from launcher_observer.exchange import ExchangeRecord
 from launcher_observer.lines import LineSampler
 from launcher_observer.repeating_loaders import repeats_after
 from launcher_observer.report import report
@@ -62,6 +63,7 @@ class Observer:
         self.clock = StepClock(self._step_ended, self._paused)
         self.events = Events(self.clock, self._fail)
         self._windows = Windows(self._write_window)
+        self._exchange = ExchangeRecord()
         self._sampler = LineSampler(lambda: self.events.phase, lambda: self.is_over, self.guarded)
         self._file: TimelineFile | None = None
         self._asking: Loading | None = None
@@ -319,6 +321,7 @@ class Observer:
             self._begin(step)
         self.events.at_once = step.number < WARM_UP_STEPS
         self._between = None if step.batches else "forward"
+        self._exchange.step_ended(self.made.parallel_models)
         self._windows.add(self._timer, step)
         if step.number == 1 and self.made.device is not None and self.made.device.type not in process.NOT_GPUS:
             self._measure_gpu()
@@ -383,7 +386,7 @@ class Observer:
         """Additional metrics of a window."""
         module = getattr(self.torch, self.made.device.type, None) if isinstance(self._timer, GpuTimer) else None
         memory = module.max_memory_allocated(self.made.device) if module is not None else process.peak_host_memory()
-        waited = [process.grad_sync_seconds(model) for model in self.made.parallel_models]
+        waited = [self._exchange.seconds(model) for model in self.made.parallel_models]
         known = [seconds for seconds in waited if seconds is not None]
         return {"memory_gib": memory / 2**30, **({"grad_sync": sum(known)} if known else {})}
 

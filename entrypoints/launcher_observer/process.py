@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import resource
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,20 +82,3 @@ def described(torch: Any, device: Any) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "process_started": process_started(),
     }
-
-
-def grad_sync_seconds(model: Any) -> float | None:
-    """Seconds per step in which a model's backward pass was over on this rank but its gradients were not yet exchanged.
-
-    The mean of DistributedDataParallel's own record, which covers the first ten steps and every hundredth after that
-    (kDDPRuntimeLoggingSampleRate in torch/csrc/distributed/c10d/reducer.hpp). So it lags behind, and costs nothing.
-
-    Returns:
-        None if there is no such record (yet).
-    """
-    logged: Callable[[], Mapping[str, float]] | None = getattr(model, "_get_ddp_logging_data", None)
-    if logged is None:
-        return None
-    record = logged()
-    exchange = record.get("avg_backward_comm_time", 0)
-    return max(0, exchange - record["avg_backward_compute_comm_overlap_time"]) / 1e9 if exchange else None

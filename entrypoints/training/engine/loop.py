@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from launcher_observer.process import grad_sync_seconds
+from launcher_observer.exchange import ExchangeRecord
 from torch import nn
 
 from training.data.batches import TrainingBatches
@@ -103,7 +103,7 @@ def train(task: Task, evaluate: Evaluate, states: States, loaders: Loaders, step
         validation = _evaluate(evaluate, states, (epoch, epochs, state.step, steps), run)
     if state.step > steps:
         report.log(f"nothing is left to train: the checkpoint is from step {state.step}, and the job has {steps}")
-    stopped, saved = False, state.step
+    stopped, saved, exchange = False, state.step, ExchangeRecord()
     while state.step < steps and not stopped:
         epoch, first = state.step // per_epoch + 1, state.step % per_epoch
         loaders.train_batches.start(epoch, first)
@@ -117,10 +117,11 @@ def train(task: Task, evaluate: Evaluate, states: States, loaders: Loaders, step
             run.profiler.step()
             losses = _step(task, states, batches, loaders.train_batches.accumulation, timeline)
             run.record.first_step(state.step, loaders.workers.count)
+            exchange.step_ended(one.trained for one in states)
             stopped = run.stop.agreed() and state.step < steps
             place = (epoch, epochs, state.step, steps)
             if state.step % settings.log_every == 0 or state.step == steps or stopped:
-                _report_step(losses, states, place, run)
+                _report_step(losses, states, place, run, exchange)
             else:
                 timeline.step()
             if stopped:
@@ -215,7 +216,7 @@ def _optimize(state: TrainingState, timeline: Timeline) -> None:
             state.average.update(state.model, state.step)
 
 
-def _report_step(losses: Sequence[Losses], states: States, place: Place, run: Run) -> None:
+def _report_step(losses: Sequence[Losses], states: States, place: Place, run: Run, exchange: ExchangeRecord) -> None:
     """Report a step's metric line: losses over the global batch, seconds per phase, images/s, memory."""
     stacked = torch.stack([value for of_one in losses for value in of_one.values()])
     means = iter((run.world.all_reduce_sum(stacked.double()) / run.world.size).tolist())  # waits for the device
@@ -231,10 +232,10 @@ def _report_step(losses: Sequence[Losses], states: States, place: Place, run: Ru
     run.timeline.step()
     window = run.timeline.window()
     memory = {metrics.MEMORY.name: peak_memory(run.world.device) / 2**30}
-    waited = [grad_sync_seconds(state.trained) for state in states]
+    waited = [exchange.seconds(state.trained) for state in states]
     known = [seconds for seconds in waited if seconds is not None]
-    exchange = sum(known) if len(known) == len(states) else None
-    utilisation = record_steps(window, memory, place, run, run.settings.global_batch_size, exchange)
+    exchanged = sum(known) if len(known) == len(states) else None
+    utilisation = record_steps(window, memory, place, run, run.settings.global_batch_size, exchanged)
     values, unprinted = metrics.line_of(found)
     values[metrics.IMAGES_PER_SECOND.name] = run.settings.global_batch_size / window.step
     if "teacher_forward" in window.phases:
