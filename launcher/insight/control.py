@@ -235,9 +235,9 @@ def _of_cores(before: Evidence, after: Evidence) -> Control | None:
 
 
 def _outside(evidence: Evidence) -> float | None:
-    """Cores of all hosts that programs outside the run used while it trained; None: not recorded."""
-    found = [host.other.get(OUTSIDE) for host in evidence.hosts]
-    return sum(float(evidence.during(series).mean()) for series in found if series) if any(found) else None
+    """Cores that programs outside the run used while it trained, the mean over its hosts, as `_cores`; None: not recorded."""
+    found = [series for host in evidence.hosts if (series := host.other.get(OUTSIDE))]
+    return sum(float(evidence.during(series).mean()) for series in found) / len(found) if found else None
 
 
 def _apart(evidence: Evidence) -> bool:

@@ -140,7 +140,8 @@ def rank_bars(evidence: Evidence) -> str:
     rows = []
     for steps in evidence.ranks:
         seconds = summary.apart({name: windows.mean_seconds(steps, name) or 0.0 for name in phases})
-        waits = seconds.get("grad_sync", 0.0)
+        seconds[summary.UNNAMED] = evidence.seconds_outside_phases(steps)
+        waits = sum(seconds.get(name, 0.0) for name in ("grad_sync", "buffer_sync"))
         rows.append((sum(seconds.values()) - waits, waits, steps, seconds))
     rows.sort(key=lambda row: -row[0])
     longest = max(sum(seconds.values()) for *_, seconds in rows) or 1.0
@@ -154,7 +155,7 @@ def rank_bars(evidence: Evidence) -> str:
         bars_of_ranks.append(
             f"<span>{escape(f'rank {steps.rank}, {steps.host}')}</span><span class='bar'>{bars}</span><span>{numbers}</span>"
         )
-    names = "".join(_entry(name, name) for name in phases)
+    names = "".join(_entry(name, name) for name in (*phases, summary.UNNAMED))
     more = f"<p class='note'>{len(rows) - RANKS} more ranks are not shown.</p>" if len(rows) > RANKS else ""
     return f"<div class='bars'>{''.join(bars_of_ranks)}</div><div class='legend'>{names}</div>{more}"
 

@@ -156,7 +156,11 @@ class StepEvidence:
         return windows.seconds(self.ranks[0])
 
     def stall_seconds(self, kind: str) -> float:
-        """Seconds of all stalls of a kind, on the rank where they took longest."""
+        """Seconds of all stalls of a kind on the first rank: others may wait for its checkpoint within their evaluation. If that rank had
+        none of any kind, on the rank where they took longest."""
+        first = self.ranks[0].rank if self.ranks else None
+        if any(stall.rank == first for stall in self.measurements.stalls):
+            return sum(stall.seconds for stall in self.measurements.stalls if (stall.kind, stall.rank) == (kind, first))
         by_rank: dict[int, float] = {}
         for stall in self.measurements.stalls:
             if stall.kind == kind:

@@ -110,7 +110,9 @@ TOUCHES = (
         ("checkpoint",),
         "checkpoints are written between steps",
     ),
-    Touch(("evaluate_every",), ("evaluate",), "evaluations lie between steps"),
+    Touch(
+        ("evaluate_every",), ("evaluate", "checkpoint"), "evaluations, and checkpoints before them, lie between steps"
+    ),
     Touch(
         (
             *("epochs", "max_steps", "learning_rate", "lr", "warmup_fraction", "weight_decay", "seed"),

@@ -44,20 +44,30 @@ def test_checkpoints_count_from_a_tenth_of_the_time(seconds, found):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "factor"),
+    ("seconds", "factor", "epochs"),
     [
-        (5.5, 6),
-        (170.0, 170),
-        (300.0, 100),
+        (5.5, 6, 3),
+        (170.0, 170, 68),
+        (300.0, 100, 40),
     ],  # the factor leaves a twentieth of the steps' time; 100 from nine tenths on
 )
-def test_checkpoints_become_so_few_that_a_twentieth_is_left(seconds, factor):
+def test_checkpoints_become_so_few_that_a_twentieth_is_left(seconds, factor, epochs):
+    """Of the kit's own script, which also writes one before each evaluation: after so many epochs of 50 steps."""
     found = checkpoints(seconds)
     share = 10 * seconds / (200 + 10 * seconds)
     assert found.share == pytest.approx(share)
-    assert (found.fixes[0].setting, found.fixes[0].value) == ("hyperparameters.checkpoint_every", 20 * factor)
+    assert (found.fixes[0].setting, found.fixes[0].value) == ("hyperparameters.checkpoint_every", 50 * epochs)
+    assert 20 * factor <= 50 * epochs < 20 * factor + 50
+    assert found.fixes[0].also == {"hyperparameters.evaluate_every": epochs}
     kept = math.ceil(250 / factor) / 250  # of 100 epochs of 50 steps
     assert found.gain.expected.value == pytest.approx(1 / (1 - share * (1 - kept)))
+
+
+@pytest.mark.parametrize(("evaluate_every", "value"), [(3, 150), (10, 125), (None, 120)])
+def test_checkpoints_coincide_with_those_before_evaluations(evaluate_every, value):
+    """At least 120 steps lie between two, of 150 or 500 between two evaluations."""
+    [fix, *_] = checkpoints(5.5, settings={"evaluate_every": evaluate_every}).fixes
+    assert fix.value == value and fix.also == {}
 
 
 def test_the_evidence_counts_one_ranks_checkpoints():
@@ -338,9 +348,9 @@ def test_without_steps_there_are_no_outliers_and_no_checkpoints_to_see():
 def test_a_resumed_runs_checkpoints_become_fewer_by_what_it_was_set_to():
     """Steps 9,001 to 9,200, with a checkpoint every 20."""
     run = planted(checkpoint=(20, 5.5), settings={"checkpoint_every": 20})
-    later = [dataclasses.replace(steps, step=steps.step + 9000) for steps in run.ranks]
+    later = [dataclasses.replace(steps, step=steps.step + 9000, epoch=steps.epoch + 180) for steps in run.ranks]
     found = pauses.checkpoints(Evidence(dataclasses.replace(run, ranks=tuple(later))))
-    assert found.fixes[0].value == 20 * 6
+    assert found.fixes[0].value == 3 * 50, "at least 6 times as many steps, and whole epochs"
 
 
 def test_a_gap_within_an_epoch_is_no_start_of_one():

@@ -166,6 +166,11 @@ def test_fewer_parts_are_larger_batches():
     planted = {"settings": {"global_batch_size": 256, "batch_size_per_device": 32}}
     said = reported(loader(), fix=kit("batch_size_per_device", "auto", now=32), planted=planted)
     assert "DataLoader(batch_size=32) at train.py:42: set batch_size=256" in said and "accumulate 8 times fewer" in said
+    crowded = {**planted, "gpu": 60, "gpu_memory": 30}
+    said = reported(loader(), fix=kit("batch_size_per_device", "auto", now=32), planted=crowded)
+    assert "set batch_size=64" in said and "accumulate 2 times fewer" in said, (
+        "memory holds 3.3 times as many, in halves of a step"
+    )
     unknown = {"settings": {"global_batch_size": None}}
     assert "set batch_size=1" in reported(loader(), fix=kit("batch_size_per_device", "auto"), planted=unknown)
 

@@ -176,6 +176,12 @@ def largest_factor(evidence: Evidence) -> float:
     return 100 / evidence.gpu_memory if evidence.gpu_memory else math.inf
 
 
+def larger_parts(evidence: Evidence) -> int:
+    """How many parts of a step can be one: as many as memory holds, and the step's gradients stay the same."""
+    parts = evidence.accumulation
+    return next(n for n in range(parts, 0, -1) if parts % n == 0 and (n == 1 or n <= largest_factor(evidence)))
+
+
 def _contended(evidence: Evidence) -> bool:
     if (evidence.throttled or 0) >= NOTICEABLE or suspected(evidence):
         return True
@@ -289,8 +295,8 @@ def _small_batch(evidence: Evidence, lost: float) -> Finding:
     share = lost * evidence.steps_part
     settings = evidence.settings
     fixes = []
-    factor = evidence.accumulation if evidence.accumulation > 1 else math.floor(min(LARGER, largest_factor(evidence)))
-    if evidence.accumulation > 1:
+    factor = larger_parts(evidence) if evidence.accumulation > 1 else math.floor(min(LARGER, largest_factor(evidence)))
+    if evidence.accumulation > 1 and factor > 1:
         fixes.append(
             Fix(
                 setting="hyperparameters.batch_size_per_device",
@@ -299,7 +305,7 @@ def _small_batch(evidence: Evidence, lost: float) -> Finding:
                 why=f"fewer than {evidence.accumulation} parts a step; the training stays the same",
             )
         )
-    elif factor > 1:
+    elif evidence.accumulation == 1 and factor > 1:
         fixes.append(larger_batch(evidence, factor, "scale learning_rate and the warm-up with it"))
     fixes.append(
         Fix(

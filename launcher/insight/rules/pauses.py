@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -11,12 +12,12 @@ from launcher.insight.answers import EXPLAINED, Answer, DoesNotApply, NotMeasure
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import NOTICEABLE, Finding, Fix, percent
 from launcher.insight.gains import amdahl, bounded, estimated
-from launcher.insight.length import job_steps
+from launcher.insight.length import epoch_steps, job_steps
 from launcher.insight.measurements import Steps
 from launcher.insight.phases import NO_PHASE
 from launcher.insight.rules.images import shards
 from launcher.insight.rules.neighbours import noisy
-from launcher.insight.rules.workers import kept_by_workers, taken_by_workers
+from launcher.insight.rules.workers import kept_by_workers, sensible_workers, taken_by_workers
 from launcher.record.records import COMPLETED
 
 SLOW_START = 120.0
@@ -30,8 +31,19 @@ def checkpoints(evidence: Evidence) -> Answer:
     """Training pauses while checkpoints are written."""
     every = evidence.settings.get("checkpoint_every")
 
-    def now(count: int) -> int:
-        return every if isinstance(every, int) else max(1, round(windows.steps_done(evidence.ranks[0]) / max(count, 1)))
+    def rarer(count: int, factor: int) -> Fix:
+        steps = (
+            every if isinstance(every, int) else max(1, round(windows.steps_done(evidence.ranks[0]) / max(count, 1)))
+        )
+        value, also = _with_evaluations(evidence, factor * steps)
+        return Fix(
+            setting="hyperparameters.checkpoint_every",
+            value=value,
+            now=every,
+            why=f"{factor} times fewer; a run that is killed loses that many more steps"
+            + ("; each evaluation has a checkpoint before it" if also else ""),
+            also=also,
+        )
 
     return _stalls(
         evidence,
@@ -40,15 +52,24 @@ def checkpoints(evidence: Evidence) -> Answer:
         "Writing checkpoints delays training",
         "checkpoints are too frequent for the time each one takes, or the disk is slow",
         lambda count, factor: (
-            Fix(
-                setting="hyperparameters.checkpoint_every",
-                value=factor * now(count),
-                now=every,
-                why=f"{factor} times fewer; a run that is killed loses that many more steps",
-            ),
+            rarer(count, factor),
             Fix(setting=None, value="checkpoints on a faster disk, such as FSx for Lustre or the host's own"),
         ),
     )
+
+
+def _with_evaluations(evidence: Evidence, steps: int) -> tuple[int, dict[str, int]]:
+    """At least so many steps between two checkpoints of the kit's own scripts, and what else must be set: a checkpoint also precedes each
+    evaluation, so one interval is a multiple of the other."""
+    each, epochs = epoch_steps(evidence), evidence.settings.get("evaluate_every")
+    if evidence.script is not None or not each or not isinstance(epochs, int):
+        return steps, {}
+    per_epoch = round(each)
+    between = epochs * per_epoch
+    if steps > between:
+        fewer = math.ceil(steps / per_epoch)
+        return fewer * per_epoch, {"hyperparameters.evaluate_every": fewer}
+    return next(number for number in range(steps, between + 1) if between % number == 0), {}
 
 
 def evaluations(evidence: Evidence) -> Answer:
@@ -103,7 +124,8 @@ def epoch_starts(evidence: Evidence) -> Answer:
 
 
 def epoch_start_share(evidence: Evidence) -> float:
-    """Share of the training time spent between epochs and in their first steps, beyond what other steps take; the median rank's.
+    """Share of the training time spent between epochs and in their first steps, beyond what other steps take; of the rank where it is
+    least, which waits for no other rank, such as one that writes a checkpoint there.
 
     Besides waiting for data, a process that has just forked its workers copies each page of memory as it first writes to it again:
     https://man7.org/linux/man-pages/man2/fork.2.html
@@ -122,7 +144,7 @@ def epoch_start_share(evidence: Evidence) -> float:
             slower = whole - windows.timed_mean(steps, "step", others) if evidence.workers else 0.0
             waited = max(waits, slower) / whole
         shares.append(between + waited * evidence.steps_seconds / (evidence.training_seconds or 1))
-    return float(np.median(shares)) if shares else 0.0
+    return min(shares, default=0.0)
 
 
 def _wait_in_others(evidence: Evidence) -> float:
@@ -370,8 +392,11 @@ def _at_epoch_starts(epochs: np.ndarray, far: np.ndarray) -> bool:
 
 
 def _half_the_workers(evidence: Evidence) -> tuple[Fix, ...]:
+    """Half the workers, or as few as prepare a step's images in time, if that is known to be fewer than there are."""
     workers = evidence.workers
     if not workers or workers < 2:
         return ()
+    known = evidence.own_cpu is not None and evidence.all_cpu is not None
+    fewer = max(workers // 2, sensible_workers(evidence) if known else 1)
     why = "fewer are ready sooner"
-    return (Fix(setting="hyperparameters.num_workers", value=workers // 2, now=workers, why=why),)
+    return (Fix(setting="hyperparameters.num_workers", value=fewer, now=workers, why=why),) if fewer < workers else ()

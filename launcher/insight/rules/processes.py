@@ -14,6 +14,7 @@ from launcher.insight.gains import amdahl, bounded, estimated
 from launcher.insight.measurements import Steps
 from launcher.insight.phases import NO_PHASE
 from launcher.insight.rules.feeding import larger_batch
+from launcher.show.text import listed
 
 SHARED_PHASES = ("grad_sync", "backward", "buffer_sync")
 """Phases in which a rank may wait for the others: DistributedDataParallel reduces gradients inside backward, and synchronises buffers
@@ -41,16 +42,18 @@ def communication(evidence: Evidence) -> Answer:
     if least < NOTICEABLE:
         return None
     share, settings = least * evidence.steps_part, evidence.settings
-    fixes, gain = (
-        [],
-        bounded(share, f"{amdahl(share)}; how much of the exchange a larger batch hides is not known"),
-    )
+    missing = (evidence.world_size or 0) - len(shares)
+    why = "how much of the exchange a larger batch hides is not known"
+    if missing > 0:
+        why = f"whether it is a wait for {_ranks_not_measured(evidence, len(shares))} is not known"
+    fixes, gain = [], bounded(share, f"{amdahl(share)}; {why}")
     if settings.get("gradient_compression") == "none" and evidence.facts.get("backend") != "smddp":
         fixes.append(
             Fix(setting="hyperparameters.gradient_compression", value="bf16", now="none", why="half the bytes")
         )
         formula = f"half the bytes: 1 / (1 - {share:.2f} / 2)"
-        gain = estimated(evidence, "communication_bound", share, 1 - share / 2, formula)
+        if missing <= 0:
+            gain = estimated(evidence, "communication_bound", share, 1 - share / 2, formula)
     fixes.append(larger_batch(evidence, 2, "half as many exchanges per epoch; scale the learning rate with it"))
     smddp = "distribution smddp, on an instance type that has it, such as ml.p4d.24xlarge; or "
     is_it = evidence.facts.get("backend") == "smddp"
@@ -93,15 +96,22 @@ def slow_rank(evidence: Evidence) -> Answer:
                 return NotMeasured(
                     what="one slow rank", reason="ranks of a sharded model wait for each other in forward"
                 )
+            if len(own) < (evidence.world_size or 0):
+                reason = f"it may be {_ranks_not_measured(evidence, len(own))}"
+                return NotMeasured(what="one slow rank", reason=reason)
             return None
     slowest = int(own.argmax())
-    others = float(np.median(np.delete(own, slowest)))
+    late = _as_slow(own)
+    others = float(np.median(np.delete(own, late)))
     lost = (own[slowest] - others) / evidence.step_seconds
     rank, share = evidence.ranks[slowest], min(lost, 1.0) * evidence.steps_part
     phase, more = _where(evidence, slowest)
     host = evidence.measurements.hosts.get(rank.host)
+    ranks = ", ".join(str(evidence.ranks[index].rank) for index in late)
+    hosts = list(dict.fromkeys(evidence.ranks[index].host for index in late))
     numbers = [
         f"rank {rank.rank} on {rank.host} takes {own[slowest]:.3g} s a step without waiting, the others {others:.3g} s",
+        *((f"nearly as slow: ranks {ranks}, on {listed(hosts)}",) if len(late) > 1 else ()),
         f"most of it in {phase}: {more:.3g} s more than the others",
     ]
     if host is not None and len(evidence.busy_cores(host)):
@@ -119,12 +129,16 @@ def slow_rank(evidence: Evidence) -> Answer:
     return Finding(
         kind="slow_rank",
         rank=rank.rank,
-        title=f"Rank {rank.rank} is slow, and all others wait for it",
+        title=f"Rank {rank.rank} is slow, and all others wait for it"
+        if len(late) == 1
+        else f"{len(late)} ranks on {listed(hosts)} are slow, and all others wait for them",
         share=share,
         evidence=tuple(numbers[:6]),
         cause=causes.get(phase, "its device is slower or shared, or its process does not get a core"),
         fixes=(
-            Fix(setting=None, value=f"check {rank.host}: other processes, clock, temperature, links; or replace it"),
+            Fix(
+                setting=None, value=f"check {listed(hosts)}: other processes, clock, temperature, links; or replace it"
+            ),
             *(
                 (Fix(setting=None, value="input shards near every host (FSx, or File mode)"),)
                 if phase == "data_wait"
@@ -136,7 +150,7 @@ def slow_rank(evidence: Evidence) -> Answer:
             "slow_rank",
             share,
             1 - share,
-            f"if the slow rank were as fast as the others: {amdahl(share)}",
+            f"if the slow {'rank' if len(late) == 1 else 'ranks'} were as fast as the others: {amdahl(share)}",
         ),
     )
 
@@ -196,6 +210,20 @@ def _one_is_slow(evidence: Evidence, own: np.ndarray) -> bool:
     """
     longest, others = float(own.max()), float(np.median(np.delete(own, own.argmax())))
     return longest - others >= NOTICEABLE * (evidence.step_seconds or math.inf) and longest >= 1.1 * others
+
+
+def _as_slow(own: np.ndarray) -> list[int]:
+    """Which ranks are slow: those that take at least half as much more than the usual one as the slowest does.
+
+    Args:
+        own: (ranks,) seconds a step without waiting for others.
+    """
+    usual = float(np.median(np.delete(own, own.argmax())))
+    return [int(index) for index in np.flatnonzero(own - usual >= 0.5 * (own.max() - usual))]
+
+
+def _ranks_not_measured(evidence: Evidence, measured: int) -> str:
+    return f"a rank that was not measured: {measured} of {evidence.world_size} were"
 
 
 def _waited_for(evidence: Evidence, own: np.ndarray) -> bool:

@@ -12,6 +12,7 @@ from launcher.insight import windows
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding, Fix, percent
 from launcher.insight.gains import of_other_fixes
+from launcher.insight.rules.feeding import larger_parts
 from launcher.insight.script import Address, Part, SampledLine, Script
 from launcher.show.text import listed
 
@@ -119,9 +120,9 @@ def _batch(fix: Fix, evidence: Evidence, script: Script) -> Fix:
 
 
 def _parts(fix: Fix, evidence: Evidence, script: Script) -> Fix:
-    now = evidence.images_per_micro_batch or 1
-    why = f"and accumulate {evidence.accumulation} times fewer batches a step; the training stays the same"
-    return _argument(script, "batch_size", now * evidence.accumulation, now=now, why=why)
+    now, factor = evidence.images_per_micro_batch or 1, larger_parts(evidence)
+    why = f"and accumulate {factor} times fewer batches a step; the training stays the same"
+    return _argument(script, "batch_size", now * factor, now=now, why=why)
 
 
 def _precision(fix: Fix, evidence: Evidence, script: Script) -> Fix:

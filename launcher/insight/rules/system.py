@@ -121,7 +121,13 @@ def gpu_memory(evidence: Evidence) -> Answer:
     """A GPU's memory grows without end."""
     if not evidence.on_gpu:
         return DoesNotApply("no GPU")
-    series = {f"{host.name} {name}": values for host in evidence.hosts for name, values in host.gpu_memory.items()}
+    own = evidence.gpu_means  # other GPUs of a host are other programs'
+    series = {
+        label: values
+        for host in evidence.hosts
+        for name, values in host.gpu_memory.items()
+        if (label := f"{host.name} {name}") in own or not own
+    }
     return _growth(
         evidence,
         series,
