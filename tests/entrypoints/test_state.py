@@ -102,6 +102,31 @@ def test_zero_is_refused_where_torch_holds_no_group():
         optimizers.build(model(), TrainingSettings(zero=True), older)
 
 
+@fp16_on_cpu
+@pytest.mark.parametrize("name", optimizers.CLASSES)
+def test_a_first_step_whose_gradients_overflow_in_fp16_leaves_no_trace(name):
+    """Memory that torch allocates and never writes holds whatever was there before: filled here, it would be seen in the weights."""
+    ours, plain = model(), model()
+    built = optimizers.build(ours, TrainingSettings(optimizer=name, precision="fp16"), ALONE)
+    reference = optimizers.build(plain, TrainingSettings(optimizer=name, precision="fp16"), ALONE)
+    scaler = torch.amp.GradScaler("cpu")
+    before = [parameter.detach().clone() for parameter in ours.parameters()]
+    for size in (float("inf"), 1.0):
+        junk = [torch.full_like(parameter, 7e9) for parameter in ours.parameters() for _ in range(50)]
+        del junk
+        for parameter in ours.parameters():
+            parameter.grad = torch.full_like(parameter, size) * scaler.scale(torch.ones(()))
+        scaler.step(built)
+        scaler.update()
+        if size != 1.0:
+            assert all(torch.equal(now, then) for now, then in zip(ours.parameters(), before))
+    for parameter in plain.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    reference.step()
+    for own, usual in zip(ours.parameters(), plain.parameters()):
+        assert torch.allclose(own, usual, rtol=1e-5)
+
+
 def test_adamw_is_fused_where_torch_has_it():
     built = optimizers.build(model(), TrainingSettings(), ALONE)
     assert bool(built.param_groups[0]["fused"]) is (torch.__version__ >= "2.4"), "on the CPU since 2.4"

@@ -42,7 +42,10 @@ def build(model: nn.Module, settings: TrainingSettings, world: World) -> Optimiz
     kind = CLASSES[settings.optimizer]
     options = {"lr": settings.learning_rate, **_options(settings.optimizer)}
     groups = parameter_groups(model, settings.weight_decay)
-    if _fusible(kind, options, model):
+    # GradScaler leaves it to a fused optimizer to skip a step whose gradients overflow; torch's SGD (torch/optim/sgd.py, up to 2.14.1)
+    # then keeps a momentum that it allocated and never wrote
+    unsafe = settings.optimizer == "sgd" and settings.precision == "fp16"
+    if not unsafe and _fusible(kind, options, model):
         options["fused"] = True
     if settings.zero and world.size > 1:
         if not world.is_torch_group:
