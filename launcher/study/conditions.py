@@ -13,12 +13,34 @@ from pathlib import Path
 from typing import Any
 
 from launcher import backends
+from launcher.config.issues import mistake
 from launcher.config.job import Job
 from launcher.planner import git
+from launcher.planner.source_package import SourceFile, code_checksum
 
 CONDITIONS = ("code", "settings", "machine")
 """Columns that are the same in every row of a table: a checksum of the packaged code; the job's settings, as JSON, except those that
 the study varies; and where the trials run."""
+
+
+class Code:
+    """The code of trials, as it is when the first of them begins."""
+
+    def __init__(self, files: Sequence[SourceFile]):
+        self.files, self.checksum = files, code_checksum(files)
+
+    def refuse_changes(self, table: Path) -> None:
+        """Before a trial starts: raise UserError if a file was changed or removed meanwhile.
+
+        New files do not count: the table may be one, or what a script writes beside itself.
+
+        Args:
+            table: of the trials.
+        """
+        left = [file for file in self.files if file.source is None or file.source.is_file()]
+        if code_checksum(left) != self.checksum:
+            fix = f"put it back, and the same command continues; or start anew: rm {table}, or name another file with --table"
+            raise mistake("source", "was changed while trials run", fix)
 
 
 def commit_of(source: Path) -> str:

@@ -16,12 +16,12 @@ from launcher.config.issues import UserError, mistake
 from launcher.config.job import Job
 from launcher.planner.own_checkpoints import with_own_checkpoints
 from launcher.planner.plan import Plan, refuse_cost, refuse_errors
-from launcher.planner.source_package import code_checksum, source_files
+from launcher.planner.source_package import source_files
 from launcher.record import records, trial_tables
 from launcher.runner.run import Run, start
 from launcher.runner.run_to_completion import run_to_completion
 from launcher.show.text import counted, dollars
-from launcher.study.conditions import commit_of, machine_of
+from launcher.study.conditions import Code, commit_of, machine_of
 from launcher.study.question import Question, Trial
 from launcher.study.trial_table import Row, TrialTable, held
 from launcher.study.under_way import RunningTrial
@@ -53,14 +53,16 @@ def run(question: Question, table: str | Path | None, max_cost: float | None, lo
         max_cost: US dollars for all trials together; None: no limit.
 
     Raises:
-        UserError: the table holds trials run under other conditions, another study is using it, or the trials could cost too much.
+        UserError: the table holds trials run under other conditions, another study is using it, the trials could cost too much, or the
+            code is changed while they run.
     """
     for note in question.notes:
         log(note)
     file = _own_file(question) if table is None else Path(table)
     source = plan(question.base, on=question.on).source
+    code = Code(source_files(source, question.base)[0])
     conditions = {
-        "code": code_checksum(source_files(source, question.base)[0]),
+        "code": code.checksum,
         "settings": question.settings(),
         "machine": machine_of(question.base, question.on),
     }
@@ -74,7 +76,7 @@ def run(question: Question, table: str | Path | None, max_cost: float | None, lo
         if missing:
             report_price([trial.job for trial in missing], question.on, max_cost, log)
         with what_stays(log) as begun:
-            failed = _run(missing, question, known, under_way, left, log, begun)
+            failed = _run(missing, question, code, known, under_way, left, log, begun)
         rows = [row for trial in every if (row := known.find(trial.key)) is not None]
     return Outcome(file, rows, failed)
 
@@ -108,6 +110,7 @@ def _own_file(question: Question) -> Path:
 def _run(
     missing: Sequence[Trial],
     question: Question,
+    code: Code,
     known: TrialTable,
     under_way: RunningTrial,
     left: tuple[Trial, Run] | None,
@@ -117,6 +120,7 @@ def _run(
     """Run trials one after the other. A trial that was `left` comes first, since `under_way` keeps only one, and is waited for.
 
     Args:
+        code: of the table's trials.
         begun: receives the started runs.
 
     Returns:
@@ -129,7 +133,11 @@ def _run(
             failed.append(f"{trial}: left out after an earlier failure")
             continue
         label = f"{number}/{len(missing)}  {trial}"
-        to_follow = left[1] if left is not None and left[0] is trial else _planned(trial.job, question.on)
+        if left is not None and left[0] is trial:
+            to_follow: Plan | Run = left[1]
+        else:
+            code.refuse_changes(known.file)
+            to_follow = _planned(trial.job, question.on)
 
         def started(run: Run, trial: Trial = trial) -> None:
             begun.append(run)

@@ -28,11 +28,11 @@ from launcher.config.redaction import REDACTED, mentions_a_secret, redact_comman
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding, Fix
 from launcher.planner.own_checkpoints import with_own_checkpoints
-from launcher.planner.source_package import SourceFile, code_checksum, source_files
+from launcher.planner.source_package import SourceFile, source_files
 from launcher.record import records
 from launcher.runner.run import Run, start
 from launcher.runner.run_to_completion import run_to_completion
-from launcher.study.conditions import commit_of, machine_of, settings_of, software
+from launcher.study.conditions import Code, commit_of, machine_of, settings_of, software
 from launcher.study.tune_settings import OUTSIDE, RULES, VARIABLES
 
 Changes = Mapping[str, Any]
@@ -66,6 +66,7 @@ class Subject(ABC):
     """The name of its runs."""
     on: str
     """Where it runs."""
+    code: Code
     commit: str
     """Of its code, for people."""
     shows_steps: bool = True
@@ -119,12 +120,13 @@ class JobSubject(Subject):
         self.keys: dict[str, str] = {}
         """Setting -> the hyperparameter from which a line of a script that is not the kit's takes it."""
         self.base = self.changed({})
-        self.commit = commit_of(plan(self.base, on=self.on).source)
+        source = plan(self.base, on=self.on).source
+        self.code = Code(source_files(source, self.base)[0])
+        self.commit = commit_of(source)
 
     def conditions(self) -> dict[str, str]:
-        source = plan(self.base, on=self.on).source
         return {
-            "code": code_checksum(source_files(source, self.base)[0]),
+            "code": self.code.checksum,
             "settings": settings_of(self.job, ()),
             "machine": machine_of(self.job, self.on),
         }
@@ -218,11 +220,12 @@ class CommandSubject(Subject):
 
     def __post_init__(self) -> None:
         self.outside = _given_settings(os.environ.get(SETTINGS, ""), SETTINGS)
+        self.code = Code(self._code())
         self.commit = commit_of(Path.cwd())
 
     def conditions(self) -> dict[str, str]:
         return {
-            "code": code_checksum(self._code()),
+            "code": self.code.checksum,
             "settings": json.dumps(
                 {"command": self._without_secrets, "folder": str(Path.cwd()), SETTINGS: self.outside},
             ),

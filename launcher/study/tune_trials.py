@@ -149,6 +149,8 @@ class Trials:
 
     def _run(self, key: dict[str, Any], changes: Changes, label: str, steps: int | None, left: Run | None) -> Trial:
         """Run a trial, or take one that was `left`, and record it."""
+        if left is None:
+            self.subject.code.refuse_changes(self.known.file)
         began, before = time.monotonic(), self.known.find(key)
         paid, allowed = 0.0, self.each
         if before is not None and left is not None:

@@ -87,13 +87,29 @@ def test_the_code_of_a_job_is_without_its_inputs(script_job, tmp_path):
     job = script_job("x = 1", inputs={"train": {"folder": str(images)}})
     images.mkdir()
     (images / "1.jpg").write_text("x")
-    subject = JobSubject(job, "process", 60)
-    before = subject.conditions()
+    before = JobSubject(job, "process", 60).conditions()
     (images / "2.jpg").write_text("x")
-    assert subject.conditions() == before
+    assert JobSubject(job, "process", 60).conditions() == before
     assert before["code"] == code_checksum(
         [file for file in launcher.plan(job).files if file.path != "sitecustomize.py"]
     )
+
+
+@pytest.mark.parametrize("what", ["a job", "a command"])
+def test_code_counts_as_changed_once_a_file_of_it_is_other_than_at_the_start(script_job, tmp_path, what):
+    job, script, table = script_job("x = 1"), tmp_path / "source/script.py", tmp_path / "trials.csv"
+    code = (JobSubject(job, "process", 60) if what == "a job" else CommandSubject(["python", str(script)], "it")).code
+    (tmp_path / "source/copied.py").write_text("what a script writes beside itself")
+    code.refuse_changes(table)
+    script.write_text("x = 2")
+    with pytest.raises(launcher.UserError, match="source: was changed while trials run") as refused:
+        code.refuse_changes(table)
+    assert f"rm {table}" in refused.value.issues[0].fix
+    script.write_text("x = 1")
+    code.refuse_changes(table)
+    script.unlink()
+    with pytest.raises(launcher.UserError, match="source: was changed while trials run"):
+        code.refuse_changes(table)
 
 
 def test_settings_that_cannot_be_read_are_shown_without_a_secret(monkeypatch):

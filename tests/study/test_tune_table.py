@@ -19,10 +19,11 @@ import launcher
 from launcher.commands.main import main
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding, Fix
+from launcher.planner.source_package import SourceFile
 from launcher.record.records import RunFolder, write_json
 from launcher.runner.run import Run
 from launcher.study import engine, tune_trials
-from launcher.study.conditions import CONDITIONS, difference, settings_of
+from launcher.study.conditions import CONDITIONS, Code, difference, settings_of
 from launcher.study.trial_table import TrialTable
 from launcher.study.tune_result import Tuning
 from launcher.study.tune_search import BudgetExhausted
@@ -127,7 +128,7 @@ def test_different_code_is_described_by_its_commits_only_if_they_differ(before, 
 class Priced(Subject):
     """Each run of it is a record with a price."""
 
-    name, on, commit = "priced", "process", ""
+    name, on, commit, code = "priced", "process", "", Code([])
 
     def __init__(self, store: Path):
         self.store, self.cost, self.interrupted = store, 0.0, False
@@ -156,6 +157,23 @@ class Priced(Subject):
 
     def also(self, finding: Finding, evidence: Evidence) -> Changes:
         return {}
+
+
+def test_a_trial_of_code_that_was_changed_meanwhile_does_not_start(store, tmp_path):
+    store.mkdir()
+    subject, script = Priced(store), tmp_path / "train.py"
+    script.write_text("depth = 12")
+    subject.code = Code([SourceFile("train.py", script, 10)])
+    table = TrialTable(tmp_path / "trials.csv", KEYS, MEASURED, subject.conditions())
+    trials = Trials(subject, table, 20, 600, 15, None, None, print)
+    trials({}, "as it is")
+    script.write_text("depth = 24")
+    with pytest.raises(launcher.UserError, match="source: was changed while trials run"):
+        trials({"num_workers": 2}, "it")
+    assert len(launcher.runs()) == 1
+    script.write_text("depth = 12")
+    trials({"num_workers": 2}, "it")
+    assert len(launcher.runs()) == 2
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(60, "1 minute is spent"), (90, "1.5 minutes are spent")])

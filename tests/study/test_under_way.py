@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from launcher.config.issues import mistake
+from launcher.config.issues import UserError, mistake
+from launcher.planner.source_package import SourceFile
 from launcher.study import engine, under_way
+from launcher.study.conditions import Code
 from launcher.study.question import Trial
 from launcher.study.under_way import RunningTrial
 
@@ -123,6 +125,8 @@ def test_it_is_followed_before_any_other_trial_starts_and_noted_until_its_row_is
         return begun
 
     class Table:
+        file = kept.table
+
         def add(self, key, measured, done) -> None:
             assert kept.file.exists(), "a kill before this row loses nothing"
 
@@ -131,7 +135,7 @@ def test_it_is_followed_before_any_other_trial_starts_and_noted_until_its_row_is
     monkeypatch.setattr(engine, "start", lambda planned: planned)
     question = SimpleNamespace(on="aws", measure=lambda done: {}, progress=lambda measured: "")
     begun: list[Any] = []
-    failed = engine._run(trials, question, Table(), kept, (trials[1], run), print, begun)
+    failed = engine._run(trials, question, Code([]), Table(), kept, (trials[1], run), print, begun)
     assert failed == [] and [one.name for one in begun] == [one.name for one in followed] == ["far", "new"]
     assert not kept.file.exists()
 
@@ -157,6 +161,23 @@ def test_a_trial_that_shows_nothing_says_why(kept, run, monkeypatch, outcome, re
     monkeypatch.setattr(engine, "start", lambda planned: run)
     run.state, run.outcome, run.result = outcome["state"], lambda: outcome, dict
     question = SimpleNamespace(on="aws", measure=lambda done: done.result()["settings"])
-    [failed] = engine._run([trial(1)], question, None, kept, None, print, [])
+    [failed] = engine._run([trial(1)], question, Code([]), SimpleNamespace(file=kept.table), kept, None, print, [])
     assert failed == f"1 hosts, repeat 1: {reported}; launcher logs far"
     assert not kept.file.exists(), "it is over"
+
+
+def test_a_trial_of_code_that_was_changed_meanwhile_does_not_start(kept, run, tmp_path, monkeypatch):
+    """One that was left running has the code of the start, and is followed."""
+    script, trials = tmp_path / "train.py", [trial(1), trial(2)]
+    script.write_text("depth = 12")
+    code = Code([SourceFile("train.py", script, 10)])
+    script.write_text("depth = 24")
+    run.state, run.result = "Completed", dict
+    monkeypatch.setattr(engine, "run_to_completion", lambda begin, **_: begin())
+    monkeypatch.setattr(engine, "start", lambda planned: planned)
+    question = SimpleNamespace(on="aws", measure=lambda done: {}, progress=lambda measured: "")
+    added: list[Any] = []
+    table = SimpleNamespace(file=kept.table, add=lambda key, measured, done: added.append(done))
+    with pytest.raises(UserError, match="source: was changed while trials run"):
+        engine._run(trials, question, code, table, kept, (trials[1], run), print, [])
+    assert added == [run]
