@@ -75,7 +75,7 @@ class Trials:
         text = json.dumps(changes, sort_keys=True)
         key = {"changes": text, "repeat": 1 + sum(row["changes"] == text for row in self.used)}
         row = self.known.find(key)
-        left = None if row is None else self._left(row)
+        left = None if row is None else self._left(row, steps)
         if row is None or self._runs_again(row, changes, steps):
             if left is None and (spent := self._spent(1, self.known.rows)):  # also what an earlier call paid for
                 raise BudgetExhausted(spent)
@@ -94,7 +94,11 @@ class Trials:
             return True
         if row["failure"] and not _began(self._recorded(row["run"])):
             return True
-        if row["state"] != records.STOPPED or float(row["allowed_seconds"]) >= self.each:
+        return row["state"] == records.STOPPED and self._had_less_time(row, steps)
+
+    def _had_less_time(self, row: Row, steps: int | None) -> bool:
+        """Whether a stopped trial had less time than there is now, and did not make the steps."""
+        if float(row["allowed_seconds"]) >= self.each:
             return False
         return steps is None or _last_step(self._recorded(row["run"]).metrics()) < steps
 
@@ -179,14 +183,15 @@ class Trials:
             trial.failed = " ".join(outcome.get("failure", run.state).split())[: engine.LONGEST_REASON]
         elif run.state == records.STOPPED and not reason.endswith(EXPECTED_STOPS) and not run.metrics():
             trial.failed = f"stopped: {reason}"[: engine.LONGEST_REASON]
-        else:
+        not_measured: UserError | None = None
+        if not trial.failed:
             try:
                 values |= _figures(trial)
             except UserError as error:
-                if not self.used:  # the job as it is cannot be measured, so nothing can
-                    raise
-                trial.failed = error.issues[0].found
+                not_measured, trial.failed = error, error.issues[0].found
         self.known.add(key, {**values, "failure": trial.failed, "seconds": time.monotonic() - began}, run)
+        if not_measured is not None and not self.used:  # the job as it is cannot be measured, so nothing can
+            raise not_measured
         failed = trial.failed if self.used else "failed"  # the search ends with the reason
         said = (
             failed
@@ -196,7 +201,7 @@ class Trials:
         self.log(f"{len(self.used) + 1}/{self.most}  {label}: {said}")
         return trial
 
-    def _left(self, row: Row) -> Run | None:
+    def _left(self, row: Row, steps: int | None) -> Run | None:
         """The run of a trial that an interrupt left behind, if it shows what it was meant to. A running one is stopped first."""
         if row["state"] != records.IN_PROGRESS:
             return None
@@ -206,8 +211,10 @@ class Trials:
             self.log(f"stopping {run.name}, which was left running")
             run.stop("its tuning was interrupted")
         run_to_completion(lambda: run, log=self.log, interrupted=lambda: None)
-        state, reason = run.state, run.outcome().get("stop_reason", "")
-        return run if state == records.COMPLETED or reason.endswith(EXPECTED_STOPS) else None
+        if run.state == records.COMPLETED:
+            return run
+        as_meant = run.outcome().get("stop_reason", "").endswith(EXPECTED_STOPS)
+        return run if as_meant and not self._had_less_time(row, steps) else None
 
     def _until(self, steps: int | None) -> Until:
         """Why to stop a trial; "" to let it go on. Its time counts from its first steps; for a script whose steps are not seen while

@@ -132,6 +132,7 @@ class Priced(Subject):
 
     def __init__(self, store: Path):
         self.store, self.cost, self.interrupted = store, 0.0, False
+        self.outcome = {"state": "Failed", "failure": "no data"}
 
     def conditions(self) -> dict[str, str]:
         return dict.fromkeys(CONDITIONS, "")
@@ -147,7 +148,7 @@ class Priced(Subject):
         }
         write_json(folder.plan, {**plan, "hosts": [{"name": "algo-1"}]})
         started(Run(folder))
-        write_json(folder.outcome, {"state": "Failed", "failure": "no data", "cost_usd": self.cost})
+        write_json(folder.outcome, {**self.outcome, "cost_usd": self.cost})
         if self.interrupted:
             raise KeyboardInterrupt
         return Run(folder)
@@ -292,6 +293,38 @@ def test_a_trial_whose_tuning_was_killed_counts_if_it_shows_what_it_was_to_show(
     trials = Trials(subject, table, 20, 600, 15, 9.0, 0.5, print, used=[{"changes": "{}", "seconds": "20"}])
     assert (trials(changes, "it").run.name == left.name) is not again
     assert [row["cost_usd"] for row in rows(file)] == ["1.0" if again else "0.75"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "done", "again"), [(15.0, 40, False), (60.0, 40, True), (60.0, 80, False)], ids=str
+)
+def test_a_trial_whose_tuning_was_killed_runs_again_with_more_time(store, tmp_path, seconds, done, again):
+    """Unless it made all steps."""
+    store.mkdir()
+    subject, changes = Priced(store), {"num_workers": 4}
+    subject.outcome = {"state": "Stopped", "stop_reason": "its 15 s as a trial are over"}
+    left = subject.run(changes, lambda run: "", print, lambda run: None)
+    left.folder.metrics.write_text(json.dumps({"rank": 0, "step": done}) + "\n")
+    table = TrialTable(tmp_path / "trials.csv", KEYS, MEASURED, subject.conditions())
+    key = {"changes": json.dumps(changes), "repeat": 1}
+    table.add(key, {"state": "InProgress", "allowed_seconds": 15.0, "cost_usd": 0.0}, left)
+    used = [{"changes": "{}", "seconds": "20"}]
+    trials = Trials(subject, table, 20, 600, seconds, None, None, print, used=used)
+    assert (trials(changes, "it", 80).run.name != left.name) is again
+
+
+def test_a_first_trial_that_is_too_short_is_a_failure_in_the_table_and_runs_again(store, tmp_path):
+    store.mkdir()
+    subject, file = Priced(store), tmp_path / "trials.csv"
+    subject.cost = 0.25
+    subject.outcome = {"state": "Stopped", "stop_reason": "its 15 s as a trial are over"}
+    for paid in ("0.25", "0.5"):
+        trials = Trials(subject, TrialTable(file, KEYS, MEASURED, subject.conditions()), 20, 600, 15, 9.0, 0.5, print)
+        with pytest.raises(launcher.UserError) as short:
+            trials({}, "as it is")
+        [row] = rows(file)
+        assert (row["state"], row["failure"], row["cost_usd"]) == ("Stopped", short.value.issues[0].found, paid)
+    assert len(launcher.runs()) == 2
 
 
 @pytest.mark.parametrize("state", ["InProgress", "Stopping"])
