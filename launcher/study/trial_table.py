@@ -86,9 +86,7 @@ class TrialTable:
     def _read(self, replaceable: bool) -> list[Row]:
         if not self.file.exists():
             return []
-        with open(self.file, newline="", encoding="utf-8", errors="replace") as stream:
-            reader = csv.DictReader(stream)
-            columns, rows = tuple(reader.fieldnames or ()), list(reader)
+        columns, rows = read(self.file)
         fix = f"name another file with --table, or remove this one: rm {self.file}"
         if columns != self.columns or any(None in row.values() for row in rows):
             raise mistake("--table", f"{self.file} is not a table of this study", fix)
@@ -103,6 +101,15 @@ class TrialTable:
         if found:
             raise UserError(found, "the table: its trials cannot be compared with new ones")
         return rows
+
+
+def read(file: Path) -> tuple[tuple[str, ...], list[Row]]:
+    """The columns and rows of a CSV file, whatever it is; none of it if it is missing."""
+    if not file.exists():
+        return (), []
+    with open(file, newline="", encoding="utf-8", errors="replace") as stream:
+        reader = csv.DictReader(stream)
+        return tuple(reader.fieldnames or ()), list(reader)
 
 
 @contextmanager

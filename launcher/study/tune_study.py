@@ -22,7 +22,7 @@ from launcher.study.tune_result import Tuning
 from launcher.study.tune_search import PAIRS, Search
 from launcher.study.tune_settings import check_allowed
 from launcher.study.tune_subject import CommandSubject, JobSubject, Subject
-from launcher.study.tune_trials import KEYS, MEASURED, START, Trials, whole
+from launcher.study.tune_trials import KEYS, MEASURED, START, Trials, stop_left, whole
 
 Log = Callable[[str], None]
 
@@ -85,6 +85,7 @@ def tune(
     file = Path(table) if table is not None else _own_file(subject, smoke)
     ceiling = _report_price(subject, trials, max_cost, log)
     with held(file), engine.what_stays(log) as begun:
+        stop_left(file, log)
         own = table is None  # it was not named, so that naming another is no fix
         known = TrialTable(file, KEYS, MEASURED, subject.conditions(), subject.commit, replaceable=own)
         time = f"{minutes:g} {'minute' if minutes == 1 else 'minutes'}"

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from launcher.config.issues import UserError, mistake
@@ -15,7 +16,7 @@ from launcher.runner.run import Run
 from launcher.runner.run_to_completion import run_to_completion
 from launcher.show.text import counted, dollars
 from launcher.study import engine
-from launcher.study.trial_table import Row, TrialTable
+from launcher.study.trial_table import Row, TrialTable, read
 from launcher.study.tune_search import BudgetExhausted, Trial
 from launcher.study.tune_subject import Changes, Subject, Until
 
@@ -202,14 +203,11 @@ class Trials:
         return trial
 
     def _left(self, row: Row, steps: int | None) -> Run | None:
-        """The run of a trial that an interrupt left behind, if it shows what it was meant to. A running one is stopped first."""
+        """The run of a trial that an interrupt left behind, once it is over, if it shows what it was meant to."""
         if row["state"] != records.IN_PROGRESS:
             return None
         run = self._recorded(row["run"])
         self.begun.append(run)
-        if run.state not in records.OVER:  # an earlier stop may not have reached SageMaker
-            self.log(f"stopping {run.name}, which was left running")
-            run.stop("its tuning was interrupted")
         run_to_completion(lambda: run, log=self.log, interrupted=lambda: None)
         if run.state == records.COMPLETED:
             return run
@@ -237,6 +235,25 @@ class Trials:
             return f"no step within {START:.0f} s" if now - began > START else ""
 
         return until
+
+
+def stop_left(table: Path, log: Callable[[str], None]) -> None:
+    """Stop the trials that a killed tuning left running. Before its table is read as a TrialTable, which may be refused.
+
+    Raises:
+        UserError: SageMaker does not answer, or refuses to stop one.
+    """
+    for row in read(table)[1]:
+        name = row.get("run")
+        if row.get("state") != records.IN_PROGRESS or not name:
+            continue
+        try:
+            run = Run(records.find(name))
+        except UserError:  # it was removed, or is in another store
+            continue
+        if run.state not in records.OVER:  # an earlier stop may not have reached SageMaker
+            log(f"stopping {run.name}, which was left running")
+            run.stop("its tuning was interrupted")
 
 
 def _began(run: Run) -> bool:

@@ -329,7 +329,7 @@ def test_a_first_trial_that_is_too_short_is_a_failure_in_the_table_and_runs_agai
 
 @pytest.mark.parametrize("state", ["InProgress", "Stopping"])
 def test_a_trial_that_goes_on_although_its_tuning_was_killed_is_stopped_first(store, tmp_path, monkeypatch, state):
-    """Not twice: the first reason says whether it shows what it was to show."""
+    """Also if an earlier request may not have reached SageMaker."""
     store.mkdir()
     subject, stopped = Priced(store), []
     left = subject.run({}, lambda run: "", print, lambda run: None)
@@ -339,8 +339,37 @@ def test_a_trial_that_goes_on_although_its_tuning_was_killed_is_stopped_first(st
     monkeypatch.setattr(Run, "stop", lambda run, reason: stopped.append((run.name, reason)))
     table = TrialTable(tmp_path / "trials.csv", KEYS, MEASURED, subject.conditions())
     table.add({"changes": "{}", "repeat": 1}, {"state": "InProgress", "allowed_seconds": 15.0}, left)
+    tune_trials.stop_left(table.file, print)
+    assert stopped == [(left.name, "its tuning was interrupted")]
     assert Trials(subject, table, 20, 600, 15, None, None, print)({}, "as it is").run.name != left.name
-    assert stopped == ([(left.name, "its tuning was interrupted")] if state == "InProgress" else [])
+    assert len(stopped) == 1
+
+
+def test_a_trial_that_was_left_running_is_stopped_before_its_table_is_refused(script, store, tmp_path, monkeypatch):
+    store.mkdir()
+    monkeypatch.chdir(tmp_path)
+    left, said, stopped = Priced(store).run({}, lambda run: "", print, lambda run: None), [], []
+    monkeypatch.setattr(Run, "state", "InProgress")
+    monkeypatch.setattr(Run, "stop", lambda run, reason: stopped.append((run.name, reason)))
+    table = TrialTable(tmp_path / "trials.csv", KEYS, MEASURED, dict.fromkeys(CONDITIONS, "before"))
+    table.add({"changes": "{}", "repeat": 1}, {"state": "InProgress", "allowed_seconds": 15.0}, left)
+    table.add({"changes": "{}", "repeat": 2}, {"state": "Completed", "allowed_seconds": 15.0}, left)
+    removed = SimpleNamespace(name="removed", outcome=dict)
+    table.add({"changes": "{}", "repeat": 3}, {"state": "InProgress", "allowed_seconds": 15.0}, removed)
+    with pytest.raises(launcher.UserError, match="holds trials of different code"):
+        launcher.tune([sys.executable, "train.py"], table=table.file, log=said.append)
+    assert stopped == [(left.name, "its tuning was interrupted")]
+    assert said == [f"stopping {left.name}, which was left running"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "state\nInProgress\n", "run,state\n,InProgress\n", "state,run\nInProgress\n", "a,b\n1,2,3\n"]
+)
+def test_in_a_file_that_is_no_table_of_a_tuning_nothing_is_stopped(store, tmp_path, text):
+    store.mkdir()
+    (tmp_path / "other.csv").write_text(text)
+    tune_trials.stop_left(tmp_path / "other.csv", print)
+    tune_trials.stop_left(tmp_path / "missing.csv", print)
 
 
 def test_what_the_last_trials_warm_pool_costs_is_said_at_the_end(tmp_path, monkeypatch):

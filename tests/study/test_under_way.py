@@ -78,7 +78,9 @@ def test_one_that_came_to_nothing_runs_again(kept, run, state, monkeypatch):
     run.state = state
     waited: list[Any] = []
     monkeypatch.setattr(under_way, "run_to_completion", lambda begin, **_: waited.append(begin()))
-    assert kept.left([trial(2)], print) is None and run.stopped == []
+    assert kept.left([trial(2)], print) is None
+    again = ["its study was interrupted"]  # the first request may not have reached SageMaker
+    assert run.stopped == again * (state == "Stopping")
     assert waited == [run] * (state == "Stopping"), "its hosts may be all that the quota allows"
 
 
