@@ -132,8 +132,13 @@ class Trials:
             if not outcome:
                 return paid + self.ceiling  # with its warm pool
             paid += self._cost(self._recorded(row["run"])) or 0.0
-        with contextlib.suppress(UserError):  # a run that was removed is paid for
+        try:
             run = self._recorded(row["run"])
+        except UserError:  # it was removed, and is paid for
+            return paid if row["cost_usd"] else self.ceiling
+        if not row["cost_usd"]:  # its price was not known when it was recorded
+            paid = self._cost(run) or 0.0
+        with contextlib.suppress(UserError):
             run.settle()
             paid += run.usd_after_end
         return paid

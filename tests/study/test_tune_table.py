@@ -260,6 +260,37 @@ def test_warm_pools_count_for_what_they_cost_at_most_until_that_is_known(store, 
     assert again.spent(1) == "$4.62 of $5.12 are spent, and a trial may cost $0.50 (--max-cost)"
 
 
+@pytest.mark.parametrize(
+    ("remote", "removed", "paid"),
+    [
+        ({}, False, 0.5),
+        ({}, True, 0.5),
+        ({"TrainingStartTime": "2026-11-27T10:00:00+00:00"}, False, 0.5),
+        (None, False, 0),
+    ],
+    ids=["here", "removed", "hosts", "no hosts"],
+)
+def test_a_trial_from_before_its_price_was_known_counts_as_the_most_it_may_have_cost(
+    store, tmp_path, remote, removed, paid
+):
+    store.mkdir()
+    subject = Priced(store)
+    run = subject.run({}, lambda run: "", print, lambda run: None)
+    write_json(run.folder.outcome, {"state": "Failed", "failure": "no data"})
+    if remote != {}:
+        stages = {"SecondaryStatusTransitions": [{"Status": "Starting", "StartTime": "2026-11-27T09:00:00+00:00"}]}
+        write_json(run.folder.remote, {**stages, **(remote or {})})
+    table = TrialTable(tmp_path / "trials.csv", KEYS, MEASURED, subject.conditions())
+    row = {"state": "Failed", "failure": "no data", "allowed_seconds": 15.0, "seconds": 20.0, "cost_usd": None}
+    table.add({"changes": "{}", "repeat": 1}, row, run)
+    if removed:
+        shutil.rmtree(run.folder.path)
+    trials = Trials(subject, table, 20, 600, 15, 1.0, 0.5, print)
+    assert trials._paid(table.rows[0]) == paid
+    trials.ceiling = None
+    assert trials._paid(table.rows[0]) == 0
+
+
 def test_a_removed_run_of_a_failed_trial_does_not_stop_the_same_command(store, tmp_path):
     store.mkdir()
     subject, file = Priced(store), tmp_path / "trials.csv"
