@@ -24,7 +24,7 @@ from launcher.show.text import counted, dollars
 from launcher.study.conditions import Code, commit_of, machine_of
 from launcher.study.question import Question, Trial
 from launcher.study.trial_table import Row, TrialTable, held
-from launcher.study.under_way import RunningTrial
+from launcher.study.under_way import RunningTrial, stopped_on_error
 
 Log = Callable[[str], None]
 """Takes a line for people."""
@@ -70,11 +70,12 @@ def run(question: Question, table: str | Path | None, max_cost: float | None, lo
         every = list(question.trials())
         under_way = RunningTrial(file, conditions)
         left = under_way.left(every, log)  # before the table, which may be refused while this trial runs
-        known = TrialTable(file, question.keys, question.measured, conditions, commit_of(source))
-        missing = [trial for trial in every if known.find(trial.key) is None]
-        log(f"{len(every)} trials, {len(every) - len(missing)} of them in {file}")
-        if missing:
-            report_price([trial.job for trial in missing], question.on, max_cost, log)
+        with stopped_on_error(left, log):
+            known = TrialTable(file, question.keys, question.measured, conditions, commit_of(source))
+            missing = [trial for trial in every if known.find(trial.key) is None]
+            log(f"{len(every)} trials, {len(every) - len(missing)} of them in {file}")
+            if missing:
+                report_price([trial.job for trial in missing], question.on, max_cost, log)
         with what_stays(log) as begun:
             failed = _run(missing, question, code, known, under_way, left, log, begun)
         rows = [row for trial in every if (row := known.find(trial.key)) is not None]

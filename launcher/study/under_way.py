@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,6 +82,21 @@ class RunningTrial:
         log(f"stopping {run.name}, which was left running: it is no longer a trial of this study")
         run.stop("its study was interrupted")
         return None
+
+
+@contextlib.contextmanager
+def stopped_on_error(left: tuple[Trial, Run] | None, log: Callable[[str], None]) -> Iterator[None]:
+    """Stop a trial that was left running if an error or an interrupt keeps the study from following it."""
+    try:
+        yield
+    except BaseException:
+        if left is not None and left[1].state not in records.OVER:
+            log(f"stopping {left[1].name}, which was left running")
+            try:
+                left[1].stop("its study was interrupted")
+            except UserError as not_stopped:  # the error that came first is raised
+                log(str(not_stopped))
+        raise
 
 
 def _texts(trial: Trial) -> dict[str, str]:

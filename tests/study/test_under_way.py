@@ -183,3 +183,31 @@ def test_a_trial_of_code_that_was_changed_meanwhile_does_not_start(kept, run, tm
     with pytest.raises(UserError, match="source: was changed while trials run"):
         engine._run(trials, question, code, table, kept, (trials[1], run), print, [])
     assert added == [run]
+
+
+@pytest.mark.parametrize(("state", "answers"), [("InProgress", True), ("InProgress", False), ("Completed", True)])
+def test_one_is_stopped_if_its_study_is_refused_before_it_is_followed(
+    script_job, run, tmp_path, monkeypatch, state, answers
+):
+    def left(self: RunningTrial, trials: list[Trial], log: object) -> tuple[Trial, Elsewhere]:
+        return trials[0], run
+
+    def refuse(*_: object) -> None:
+        raise mistake("--max-cost", "at most $9", "allow more")
+
+    def silent(reason: str) -> None:
+        raise mistake("aws", "no answer", "try again")
+
+    job, said = script_job("x = 1"), list[str]()
+    run.state = state
+    monkeypatch.setattr(RunningTrial, "left", left)
+    monkeypatch.setattr(engine, "report_price", refuse)
+    if not answers:
+        monkeypatch.setattr(run, "stop", silent)
+    question: Any = SimpleNamespace(base=job, on="process", notes=[], keys=("hosts", "repeat"), measured=())
+    question.settings, question.trials = lambda: "", lambda: [trial(1)]
+    with pytest.raises(UserError, match="--max-cost"):
+        engine.run(question, tmp_path / "trials.csv", 1.0, said.append)
+    goes_on = state == "InProgress"
+    assert run.stopped == ["its study was interrupted"] * (goes_on and answers)
+    assert ("stopping far, which was left running" in said) is goes_on and ("no answer" in said[-1]) is not answers
