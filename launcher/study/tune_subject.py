@@ -266,6 +266,12 @@ class CommandSubject(Subject):
 
     def run(self, changes: Changes, until: Until, log: Callable[[str], None], started: Callable[[Run], None]) -> Run:
         before = {run.name for run in records.all_runs(self.name)}
+
+        def recorded() -> Run | None:
+            """The trial's run; None until its record is there. Another tuning may have started one of the same name."""
+            new = (one for one in records.all_runs(self.name) if one.name not in before)
+            return next((Run(one) for one in new if one.read(one.supervisor).get("pid") == process.pid), None)
+
         process = subprocess.Popen(
             [sys.executable, "-c", WATCH, str(Path(__file__).parents[2]), self.name, *self.command],
             stdin=subprocess.DEVNULL,
@@ -282,7 +288,7 @@ class CommandSubject(Subject):
                 while not came and process.poll() is None:
                     time.sleep(0.2)
                     if run is None:
-                        run = next((Run(one) for one in records.all_runs(self.name) if one.name not in before), None)
+                        run = recorded()
                         if run is not None:
                             started(run)
                     if run is not None and (why := until(run)):
@@ -300,7 +306,7 @@ class CommandSubject(Subject):
             raise
         finally:
             _end(process)
-        run = run or next((Run(one) for one in records.all_runs(self.name) if one.name not in before), None)
+        run = run or recorded()
         if run is not None and why and not run.folder.outcome.exists():
             reason = f"it did not end within {TO_END:.0f} s of SIGTERM, and was killed"
             records.write_json(run.folder.outcome, {"state": records.STOPPED, "stop_reason": reason})

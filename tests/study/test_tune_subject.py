@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import shlex
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -151,6 +152,34 @@ def test_a_trial_that_is_stopped_leaves_no_process(tmp_path, monkeypatch, how, f
     assert [run.name for run in started] == [run.name for run in launcher.runs()]
     pid = int((tmp_path / "pid").read_text())
     wait_until(lambda: not Path(f"/proc/{pid}").exists(), what="it is gone")
+
+
+@pytest.mark.parametrize("seconds", [0, 100], ids=["both ended", "both run"])
+def test_two_tunings_of_the_same_name_side_by_side_keep_to_their_own_runs(tmp_path, monkeypatch, seconds):
+    """The other one's run is there first, in the same second or before."""
+    monkeypatch.chdir(tmp_path)
+    command = [sys.executable, "-c", f"import time; time.sleep({seconds})"]
+    watch, others, popen = [sys.executable, "-m", "launcher", "watch", "--name", "it", "--"], [], subprocess.Popen
+
+    def after_another(words, **options):
+        if "launcher.runner.watch" not in str(words):
+            return popen(words, **options)
+        others.append(popen([*watch, *command]))
+        wait_until(launcher.runs, what="the other run is there")
+        return popen(words, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", after_another)
+    started: list[Run] = []
+    subject = CommandSubject(command, "it")
+    run = subject.run({}, lambda run: "enough", print, started.append)
+    other = next(one for one in launcher.runs() if one.name != run.name)
+    read = other.folder.read(other.folder.supervisor)
+    assert read["pid"] == others[0].pid
+    assert {one.name for one in started} <= {run.name} and len(launcher.runs()) == 2
+    if seconds:
+        assert run.state == "Stopped" and other.state == "InProgress"
+        others[0].terminate()
+    others[0].wait()
 
 
 def test_an_interrupt_counts_where_python_drops_its_exception(tmp_path, monkeypatch, dropped_interrupt):
