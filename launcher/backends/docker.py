@@ -179,7 +179,8 @@ class Docker(Backend):
     def machine(self, job: Job) -> str:
         engine, _ = docker_engine.look()
         found = docker_engine.find_image(image(job)) if engine is not None else None
-        return f"{local_hosts.hardware()}, {image(job)} {found['Id'][:19] if found else 'not on this machine'}"
+        named = f"{image(job)} {found['Id'][:19] if found else 'not on this machine'}"
+        return ", ".join(filter(None, [local_hosts.hardware(), named, local_hosts.shown_gpus()]))
 
     def start(self, plan: Plan, folder: records.RunFolder, lock: int, lifeline: int | None) -> None:
         """Write the hosts' /opt/ml folders and the Compose file, and start the supervisor."""

@@ -123,17 +123,29 @@ def gpu_count() -> int:
 @functools.cache
 def gpus() -> tuple[str, ...]:
     """GPU indices or names, as in CUDA_VISIBLE_DEVICES."""
-    if shutil.which("nvidia-smi") is None:
-        return ()
-    listing = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True).stdout
-    indices = tuple(str(index) for index, line in enumerate(listing.splitlines()) if line.startswith("GPU "))
+    indices = _every_gpu()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
+    if visible is None or not indices:
         return indices
     named = [name.strip() for name in visible.split(",")]
     # as CUDA reads it: up to the first invalid name (CUDA C++ programming guide, "CUDA Environment Variables")
     known = itertools.takewhile(lambda name: name in indices or name.startswith(("GPU-", "MIG-")), named)
     return tuple(known)
+
+
+def _every_gpu() -> tuple[str, ...]:
+    """The indices of this machine's GPUs; () without nvidia-smi."""
+    if shutil.which("nvidia-smi") is None:
+        return ()
+    listing = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True).stdout
+    return tuple(str(index) for index, line in enumerate(listing.splitlines()) if line.startswith("GPU "))
+
+
+def shown_gpus() -> str:
+    """In words, which of this machine's GPUs CUDA_VISIBLE_DEVICES leaves; "" if all of them."""
+    if gpus() == _every_gpu():
+        return ""
+    return f"GPUs {','.join(gpus())} alone visible" if gpus() else "no GPU visible"
 
 
 def visible_gpus(gpus: tuple[str, ...], rank: int | None, count: int, processes: int) -> dict[str, str]:

@@ -168,7 +168,7 @@ class Process(Backend):
 
     def machine(self, job: Job) -> str:
         packages = [f"{package} {_version(package)}" for package in COMPUTING_PACKAGES]
-        return ", ".join([local_hosts.hardware(), *packages])
+        return ", ".join(filter(None, [local_hosts.hardware(), *packages, local_hosts.shown_gpus()]))
 
     def timm_version(self, job: Job) -> str | None:
         """The version that is installed beside this kit, which is what its scripts import."""

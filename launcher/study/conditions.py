@@ -51,7 +51,7 @@ def commit_of(source: Path) -> str:
 
 def settings_of(job: Job, varied: Sequence[str]) -> str:
     """Everything in a job that its measurements depend on, except the hyperparameters that the study varies; as JSON."""
-    parts = ("script", "distribution", "inputs", "environment", "profiling", "debugger")
+    parts = ("script", "distribution", "custom_mpi_options", "inputs", "environment", "profiling", "debugger")
     whole = job.with_whole_paths(job.model_dump(exclude_none=True))
     values = {name: value for name, value in whole.items() if name in parts}
     compute = (
@@ -64,6 +64,8 @@ def settings_of(job: Job, varied: Sequence[str]) -> str:
         "memory_gb",
     )
     values["compute"] = {name: value for name, value in job.compute.model_dump().items() if name in compute and value}
+    if job.network.encrypt_traffic:
+        values["network"] = {"encrypt_traffic": True}
     values["hyperparameters"] = {name: value for name, value in job.hyperparameters.items() if name not in varied}
     if values.pop("environment", None):  # it may hold secrets, and tables are shared
         values["environment"] = hashlib.sha256(json.dumps(job.environment, sort_keys=True).encode()).hexdigest()[:16]

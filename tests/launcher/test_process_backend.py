@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 import launcher
-from launcher.backends import local_hosts
+from launcher import backends
+from launcher.backends import docker_engine, local_hosts
 from launcher.config.issues import Issue
 from launcher.runner import run as running
 from launcher.runner.recorded_plan import plan_again
@@ -236,6 +237,33 @@ def test_gpus_are_those_that_cuda_shows(monkeypatch, visible):
     assert local_hosts.gpus() == known.get(visible, ())
     if visible not in known:
         assert local_hosts.share(0, 1, 1)["CUDA_VISIBLE_DEVICES"] == visible  # with none set it would see all of them
+    local_hosts.gpus.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("visible", "said"),
+    [
+        (None, ""),
+        ("0,1", ""),
+        ("1", ", GPUs 1 alone visible"),
+        ("1,0", ", GPUs 1,0 alone visible"),
+        ("", ", no GPU visible"),
+    ],
+)
+@pytest.mark.parametrize("on", ["process", "docker"])
+def test_trials_that_see_other_gpus_are_on_another_machine(monkeypatch, script_job, on, visible, said):
+    job, backend = script_job("x = 1"), backends.get(on)
+    monkeypatch.setattr(docker_engine, "look", lambda: (None, []))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    local_hosts.gpus.cache_clear()
+    without = backend.machine(job)
+    listing = subprocess.CompletedProcess("nvidia-smi", 0, "GPU 0: A10G\nGPU 1: A10G\n", "")
+    monkeypatch.setattr(local_hosts.shutil, "which", lambda _: "nvidia-smi")
+    monkeypatch.setattr(local_hosts.subprocess, "run", lambda *_, **__: listing)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    local_hosts.gpus.cache_clear()
+    assert backend.machine(job) == without + said
     local_hosts.gpus.cache_clear()
 
 

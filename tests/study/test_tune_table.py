@@ -471,6 +471,18 @@ def test_trials_with_and_without_a_profiler_are_not_compared(section):
     assert settings_of(without, ()) != settings_of(profiled, ())
 
 
+@pytest.mark.parametrize(
+    "more",
+    [{"distribution": "smddp", "custom_mpi_options": "-x NCCL_DEBUG=INFO"}, {"network": {"encrypt_traffic": True}}],
+    ids=["mpirun", "encryption"],
+)
+def test_what_slows_the_traffic_between_hosts_is_a_setting_of_the_table(more):
+    job = {"name": "x", "script": "train_classifier.py", "distribution": more.get("distribution", "none")}
+    without, other = (launcher.from_values(values) for values in (job, {**job, **more}))
+    assert settings_of(without, ()) != settings_of(other, ())
+    assert {"network", "custom_mpi_options"}.isdisjoint(json.loads(settings_of(without, ()))), "older tables stay valid"
+
+
 def test_a_trial_without_a_step_says_why_it_was_stopped(store, tmp_path, monkeypatch):
     """Not that it recorded too few steps: more minutes would not help."""
     store.mkdir()
