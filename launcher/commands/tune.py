@@ -46,7 +46,7 @@ def add(to: arguments.Add) -> None:
 
 
 def carry_out(options: argparse.Namespace) -> int:
-    """Exit code 1 if the unchanged job failed."""
+    """Exit code 1 if the unchanged job failed, or an error ended the search."""
     given, command = options.overrides, options.behind
     if bool(given) == bool(command):
         both = f"{given[0]} and a command" if given else "neither a config nor a command"
@@ -81,7 +81,7 @@ def carry_out(options: argparse.Namespace) -> int:
     if options.write is not None:
         unchanged = "" if found.changes else ", the unchanged job: no change was kept"
         tell(f"config  {found.write(options.write)}{unchanged}")
-    return RUN_FAILED if found.failed else DONE
+    return RUN_FAILED if found.failed or found.search.cut_off else DONE
 
 
 def _is_a_program(word: str) -> bool:

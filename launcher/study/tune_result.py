@@ -195,10 +195,11 @@ class Tuning:
         known = search.whole is not None
         of = "of the whole job" if known else "of its steps (without the start: the job's length is not known)"
         lines = [f"speed-up {self.speedup:.2f} {of}{product} in {trials}; ended: {search.ended}"]
-        option = re.search(r"\((--[a-z-]+)\)$", search.ended)  # of the budget that is spent
+        option = None if search.cut_off else re.search(r"\((--[a-z-]+)\)$", search.ended)  # of the budget that is spent
         undecided = [str(step.proposal) for step in self.steps if not step.decided]
-        if option and undecided:
-            lines.append(f"{', '.join(undecided)}: not decided; the same command with more {option[1]} continues")
+        if undecided and (option or search.cut_off):
+            more = f" with more {option[1]}" if option else ""
+            lines.append(f"{', '.join(undecided)}: not decided; the same command{more} continues")
         lines += [f"{step.proposal}: {step.losses}" for step in self.steps if step.kept and step.losses]
         lines.append(f"the limit that is left: {self.limit}")
         for proposal, needed in search.refused():

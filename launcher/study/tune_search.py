@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from launcher.config.issues import UserError
 from launcher.insight.diagnose import diagnose
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.findings import Finding, written
@@ -139,7 +140,7 @@ class Step:
     why: str = ""
     """Why it was kept or rolled back, in words."""
     decided: bool = True
-    """Whether the budget allowed enough trials, all had hosts, and their runs are still there."""
+    """Whether the budget allowed enough trials, all could start and had hosts, and their runs are still there."""
     costs: tuple[Spread, Spread] | None = None
     """Before and after: seconds for the whole job, or per image if its length is unknown; None: a trial failed."""
     losses: str = ""
@@ -183,9 +184,16 @@ class Search:
     """Those of the unchanged subject."""
     ended: str = ""
     """Why the search ended."""
+    cut_off: bool = False
+    """Whether an error ended it."""
 
     def run(self) -> None:
-        """Search until nothing helps or the budget is spent. If the first trial fails, `ended` says so."""
+        """Search until nothing helps, the budget is spent, or an error such as hosts that AWS refuses cuts it off. If the first trial
+        fails, `ended` says so.
+
+        Raises:
+            UserError: the first trial could not start, or cannot be measured.
+        """
         try:
             self.best = self.first = [self.measure({}, "as it is")]
             if self.best[0].failed:
@@ -196,6 +204,10 @@ class Search:
             self.ended = self._why_nothing_is_left()
         except BudgetExhausted as spent:
             self.ended = str(spent)
+        except UserError as error:
+            if not self.first:
+                raise
+            self.ended, self.cut_off = _in_a_line(error), True
 
     def _fix(self, run: Run) -> str:
         """What to do about the failure of the unchanged job."""
@@ -310,11 +322,11 @@ class Search:
 
     @contextlib.contextmanager
     def _undecided(self, step: Step) -> Iterator[None]:
-        """Record that the budget does not allow a decision."""
+        """Record that the budget or an error does not allow a decision."""
         try:
             yield
-        except BudgetExhausted as spent:
-            step.decided, step.why = False, str(spent)
+        except (BudgetExhausted, UserError) as error:
+            step.decided, step.why = False, _in_a_line(error) if isinstance(error, UserError) else str(error)
             raise
 
     def _look(self, proposal: Proposal) -> Step:
@@ -401,6 +413,10 @@ MORE_HELPS, LESS_HELPS = ("too_few_workers", "storage_bound"), ("too_many_worker
 def bottlenecks(diagnosis: Diagnosis) -> list[Finding]:
     """What limits a run."""
     return [finding for finding in diagnosis.findings if finding.level == "bottleneck" and not finding.refuted]
+
+
+def _in_a_line(error: UserError) -> str:
+    return "; ".join(f"{issue.key}: {issue.found}; {issue.fix}" for issue in error.issues)
 
 
 def _is_count(value: Any) -> bool:

@@ -65,7 +65,8 @@ def tune(
         log: receives a line for people at each trial.
 
     Raises:
-        UserError: a mistake in the arguments or the config, a table of other trials, or a job that is too short to be measured.
+        UserError: a mistake in the arguments or the config, a table of other trials, or a job that is too short to be measured. One after
+            the first trial, such as code that was changed meanwhile, ends the search: `ended` in the result says why.
     """
     allowed = check_allowed(allow)
     if not minutes > 0 or trials < 1:

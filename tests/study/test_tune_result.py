@@ -78,6 +78,17 @@ def test_a_written_config_without_a_kept_change_is_called_the_unchanged_job(plac
     assert f"config  {written}\n" in "".join(capsys.readouterr())
 
 
+@pytest.mark.parametrize("cut_off", [False, True])
+def test_an_error_that_ended_the_search_loses_no_result_and_is_the_exit_code(place, tmp_path, monkeypatch, cut_off):
+    config = place / "config.yaml"
+    found = tuned(JobSubject(launcher.load(config), "process", 60), {"num_workers": 3}, config)
+    found.search.first, found.search.cut_off = found.search.best, cut_off
+    found.search.best[0].diagnosis = SimpleNamespace(findings=(), evidence=None, headline="nothing")
+    monkeypatch.setattr(launcher, "tune", lambda *_, **__: found)
+    assert main(["tune", str(config), "--write", str(tmp_path / "tuned.yaml")]) == int(cut_off)
+    assert "num_workers: 3" in (tmp_path / "tuned.yaml").read_text()
+
+
 def test_nothing_that_is_shown_holds_a_secret(place, tmp_path):
     [shown] = tuned(CommandSubject(["python", "my train.py", "--token", "hunter2"], "it"), {"pin_memory": True}).how()
     assert shown.endswith("launcher watch -- python 'my train.py' --token '***'")

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from launcher.config.issues import UserError
+from launcher.config.issues import UserError, mistake
 from launcher.insight.findings import Finding, Fix
 from launcher.record.records import RunFolder
 from launcher.runner.run import Run
@@ -242,6 +242,39 @@ def test_a_change_whose_proof_the_budget_cuts_off_is_not_decided():
     found = [(step.proposal.value, step.verdict, step.why) for step in job.search.steps]
     assert found[0][1] == "rolled back" and "num_workers=4 is faster" in found[0][2]
     assert found[1:] == [(4, "not decided", "the trials are spent"), (8, "not decided", "the trials are spent")]
+
+
+class Refused(Job):
+    """One whose trials AWS refuses from a number on."""
+
+    first_refused = 0
+
+    def __call__(self, changes, label, steps=None):
+        if len(self.tried) + 1 >= self.first_refused:
+            raise mistake("start", "ResourceLimitExceeded", "ask for more")
+        return super().__call__(changes, label, steps)
+
+
+@pytest.mark.parametrize(
+    ("first_refused", "kept", "undecided"),
+    [(2, {}, "num_workers=2"), (6, {}, "num_workers=8"), (7, {"num_workers": 8}, "pin_memory=true")],
+)
+def test_an_error_at_a_later_trial_ends_the_search_with_what_was_found(first_refused, kept, undecided, tmp_path):
+    pin = finding("host_to_device_bound", pin_memory=True)
+    job = Refused(1, lambda workers, _: max(1.0, 8 / workers), lambda workers: waits(workers) or [pin])
+    job.first_refused = first_refused
+    assert job.tuned() == kept
+    assert job.search.ended == "start: ResourceLimitExceeded; ask for more" and job.search.cut_off
+    assert [str(step.proposal) for step in job.search.steps if not step.decided] == [undecided]
+    found = Tuning(job.search.subject, tmp_path / "trials.csv", job.search, None)
+    assert f"{undecided}: not decided; the same command continues" in found.sentences() and not found.failed
+    assert "ended: start: ResourceLimitExceeded" in str(found)
+
+
+def test_an_error_at_the_first_trial_is_raised():
+    job = Refused(1, lambda workers, _: 1.0, waits)
+    with pytest.raises(UserError, match="ResourceLimitExceeded"):
+        job.search.run()
 
 
 def test_a_budget_that_is_spent_before_the_first_trial_is_what_is_said(tmp_path):
