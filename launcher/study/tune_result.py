@@ -45,6 +45,8 @@ class Tuning:
     search: Search
     config: Path | None
     """The config; None: a command was tuned."""
+    text: str = ""
+    """The config's, from before the first trial."""
     small: bool = False
     """Whether the config's `smoke` section applied."""
     given: Sequence[str] = ()
@@ -112,12 +114,11 @@ class Tuning:
         where one belongs."""
         if self.config is None:
             return None
-        text = self.config.read_text(encoding="utf-8")
         keys = {f"smoke.{key}" if self.small else key: value for key, value in self._keys_to_write().items()}
         given = [yaml_file.as_override(key, value) for key, value in keys.items()]
-        wanted, problems = yaml_file.override(yaml_file.parse(text, str(self.config)), given)
+        wanted, problems = yaml_file.override(yaml_file.parse(self.text, str(self.config)), given)
         try:
-            edited = yaml_edit.with_values(text, keys)
+            edited = yaml_edit.with_values(self.text, keys)
             return None if problems or yaml_file.parse(edited, "").values != wanted.values else edited
         except (UserError, yaml.YAMLError):  # the edited text is no longer YAML
             return None
@@ -127,7 +128,7 @@ class Tuning:
         new = self.new_config()
         if self.config is None or new is None or not self.changes:
             return ""
-        before, after = (text.splitlines(keepends=True) for text in (self.config.read_text(encoding="utf-8"), new))
+        before, after = (text.splitlines(keepends=True) for text in (self.text, new))
         lines = list(difflib.unified_diff(before, after, str(self.config), f"{self.config} (tuned)", n=0))
         return "".join([*lines[:2], *map(_without_secrets, lines[2:])])
 
@@ -209,9 +210,23 @@ class Tuning:
             )
         secret = [text.partition("=")[0] for text in self.given if mentions_a_secret(text)]
         lines += [f"not in the new config: {key}, which may hold a secret; give it again" for key in secret]
+        lines += self._config_now()
         left = search.best[-1].diagnosis.findings
         lines += [f"in the script: {fix}" for finding in left[:1] for fix in finding.fixes if fix.at is not None]
         return lines
+
+    def _config_now(self) -> list[str]:
+        """That the config is no longer as it was tuned; [] if it is, or was written with the changes."""
+        if self.config is None:
+            return []
+        try:
+            now = self.config.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            now = None
+        if now in (self.text, self.new_config()):
+            return []
+        became = "cannot be read any more" if now is None else "was changed meanwhile"
+        return [f"{self.config} {became}: the new config is made of its text from before the first trial"]
 
     def how(self) -> list[str]:
         """How to apply the changes to the job."""

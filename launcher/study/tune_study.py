@@ -74,8 +74,11 @@ def tune(
         raise mistake(key, found, "give a larger number", valid="above 0")
     seconds = max(SHORTEST, minutes * 60 / trials)
     subject: Subject
+    source, text = None, ""
     if isinstance(config, (str, Path)):
         job = load(config, overrides, smoke=smoke)
+        source = located(config)
+        text = source.read_text(encoding="utf-8")
         refuse_errors(plan(job, on=on))
         subject = JobSubject(job, on, seconds + START)
     else:
@@ -96,8 +99,7 @@ def tune(
         measure = Trials(subject, known, trials, minutes * 60, seconds, max_cost, ceiling, log, begun)
         search = Search(subject, allowed, measure, whole, log)
         search.run()
-    source = located(config) if isinstance(config, (str, Path)) else None
-    return Tuning(subject, file, search, source, smoke, overrides)
+    return Tuning(subject, file, search, source, text, smoke, overrides)
 
 
 def _command(words: Sequence[str], on: str) -> CommandSubject:

@@ -30,7 +30,8 @@ def tuned(
     """A tuning that kept some changes, without any run."""
     search = Search(subject, frozenset(), None, lambda first: None, print)
     search.best = [Trial(changes, Run(RunFolder(Path("none"))))]
-    return Tuning(subject, Path("trials.csv"), search, config, given=given)
+    text = "" if config is None else config.read_text()
+    return Tuning(subject, Path("trials.csv"), search, config, text, given=given)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +117,27 @@ def test_a_config_that_cannot_be_edited_loses_no_result(place, tmp_path, monkeyp
     assert found.how() == [f"launcher run {place / 'config.yaml'} --on docker hyperparameters.num_workers=3"]
     with pytest.raises(launcher.UserError, match=r"hides where a key belongs[^$]*hyperparameters.num_workers=3"):
         found.write(tmp_path / "new.yaml")
+
+
+@pytest.mark.parametrize("now", ["removed", "edited", "written", "as it was"])
+def test_the_new_config_is_made_of_the_text_that_was_tuned(place, tmp_path, now):
+    config = tmp_path / "config.yaml"
+    config.write_text(before := (place / "config.yaml").read_text())
+    found = tuned(JobSubject(launcher.load(config), "process", 60), {"num_workers": 3}, config)
+    found.search.first = found.search.best
+    found.search.best[0].diagnosis = SimpleNamespace(findings=(), evidence=None, headline="nothing")
+    if now == "removed":
+        config.unlink()
+    elif now == "edited":
+        config.write_text(before.replace("epochs: 16", "epochs: 32"))
+    elif now == "written":
+        found.write(config)
+    assert "-  num_workers: 0" in found.diff() and "+  num_workers: 3" in found.diff() and "epochs" not in found.diff()
+    assert found.write(tmp_path / "new.yaml").read_text() == before.replace("num_workers: 0", "num_workers: 3")
+    said = {"removed": "cannot be read any more", "edited": "was changed meanwhile"}.get(now)
+    assert [line.partition(": ")[0] for line in found.sentences() if "from before the first trial" in line] == (
+        [f"{config} {said}"] if said else []
+    )
 
 
 def test_the_calls_own_values_are_in_the_new_config_and_in_the_command(place, tmp_path, monkeypatch):
