@@ -87,9 +87,9 @@ def tune(
             found = f"{max_cost:g}: what a command costs is not known"
             raise mistake("--max-cost", found, "leave it out; --minutes and --trials limit it")
     file = Path(table) if table is not None else _own_file(subject, smoke)
-    ceiling = _report_price(subject, trials, max_cost, log)
     with held(file), engine.what_stays(log) as begun:
         stop_left(file, log)
+        ceiling = _report_price(subject, trials, max_cost, log)
         own = table is None  # it was not named, so that naming another is no fix
         known = TrialTable(file, KEYS, MEASURED, subject.conditions(), subject.commit, replaceable=own)
         time = f"{minutes:g} {'minute' if minutes == 1 else 'minutes'}"
