@@ -152,7 +152,15 @@ class Comparison:
         """The first run's fixes that the second applied, with the expected and the obtained speed-up."""
         if self.measured is None:
             return []
-        return fixes_kept(self.before.findings, self.before.evidence, self.after.evidence, self.speedup)
+        why = "too short to judge" if self.too_short else "" if self.speedup is not None else "not comparable"
+        return fixes_kept(
+            self.before.findings,
+            self.before.evidence,
+            self.after.evidence,
+            None if why else self.speedup,
+            f"not judged, since the runs are {why}",
+            self._common[0],
+        )
 
     def changed(self) -> list[tuple[str, Any, Any]]:
         """(setting, before, after) of every setting that differs."""
@@ -169,7 +177,8 @@ class Comparison:
             "before": self.before.to_dict(),
             "after": self.after.to_dict(),
             "results": [asdict(row) for row in self.results()],
-            "speedup": None if self.speedup is None else asdict(self.speedup),
+            "speedup": None if self.speedup is None or self.too_short else asdict(self.speedup),
+            "too_short": self.too_short or None,
             "mfu": [run.evidence.mfu for run in (self.before, self.after)],
             "measured_speedup": None if self.measured is None else asdict(self.measured),
             "confidence": CONFIDENCE,

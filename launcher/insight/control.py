@@ -6,7 +6,8 @@ That part is the control. If it took longer, the machine was slower or busier, a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -145,7 +146,8 @@ def changes(before: Evidence, after: Evidence) -> dict[str, Touch]:
     """Recorded differences between two runs, in settings and CODE, INPUTS, ENVIRONMENT, THREADS, BACKEND and SERVING, with what each can
     touch.
 
-    An argument with the same values as a known setting is that setting, not another difference.
+    An argument of an observed script with the same values as a known setting, and a word of its name, is that setting and not another
+    difference: `--workers` and num_workers.
     """
     runs = before, after
     settings = {
@@ -158,10 +160,24 @@ def changes(before: Evidence, after: Evidence) -> dict[str, Touch]:
     pairs = {**settings, **{name: pair for name, pair in facts.items() if None not in pair}}
     differing = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
     known = {name: touch for name in differing if (touch := touch_of(name)) is not UNKNOWN}
-    values = {tuple(map(str, differing[name])) for name in known}
-    return known | {
-        name: UNKNOWN for name, pair in differing.items() if name not in known and tuple(map(str, pair)) not in values
-    }
+    others = {name: pair for name, pair in differing.items() if name not in known}
+    if before.script is not None:
+        of_known = {name: differing[name] for name in known}
+        others = {name: pair for name, pair in others.items() if not _is_known(name, pair, of_known)}
+    return known | dict.fromkeys(others, UNKNOWN)
+
+
+def _is_known(name: str, pair: tuple[Any, ...], known: Mapping[str, tuple[Any, ...]]) -> bool:
+    """Whether an argument is one of the known settings under another name."""
+    return any(
+        tuple(map(str, pair)) == tuple(map(str, values)) and _words(name) & _words(other)
+        for other, values in known.items()
+    )
+
+
+def _words(name: str) -> set[str]:
+    """The words of a setting's name, without those that many names have."""
+    return {*re.split(r"[^a-z0-9]+", name.lower())} - {"", "num", "size", "max", "min", "use", "per", "number"}
 
 
 def _unlike(before: Evidence, after: Evidence, touches: dict[str, Touch]) -> list[str]:

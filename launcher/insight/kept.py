@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from launcher.insight import windows
 from launcher.insight.control import changes
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding, Gain, written
@@ -28,9 +29,10 @@ class Kept:
     gain: Gain
     """The expected one."""
     obtained: Ratio | None
-    """None: the runs cannot be compared."""
+    """None: it is not judged, as `why` says."""
     beside: tuple[str, ...]
     """What else changed and can touch the time."""
+    why: str = ""
 
     @property
     def is_inside(self) -> bool | None:
@@ -43,7 +45,7 @@ class Kept:
 
     def __str__(self) -> str:
         if self.obtained is None:
-            obtained = "not judged, since the runs are not comparable"
+            obtained = self.why
         else:
             obtained = f"obtained {self.obtained}{'' if self.obtained.differs else ', no difference shown'}"
             obtained += "" if self.is_inside is None else f", {'inside' if self.is_inside else 'outside'} the range"
@@ -61,12 +63,20 @@ def inside(gain: Gain, obtained: Ratio) -> bool | None:
     return bool(expected.low <= obtained.value <= expected.high)
 
 
-def fixes_kept(findings: Sequence[Finding], before: Evidence, after: Evidence, obtained: Ratio | None) -> list[Kept]:
+def fixes_kept(
+    findings: Sequence[Finding],
+    before: Evidence,
+    after: Evidence,
+    obtained: Ratio | None,
+    why_not: str,
+    compared: Evidence,
+) -> list[Kept]:
     """The first fix of each finding of a run, if another run applied it.
 
     Args:
         findings: of the run before.
-        obtained: the speed-up; None: the runs cannot be compared.
+        obtained: the speed-up; None: the runs cannot be compared, as `why_not` says.
+        compared: the part of the run before over which it was measured.
     """
     found = []
     takes_time = [name for name, touch in changes(before, after).items() if touch.takes_time]
@@ -80,8 +90,23 @@ def fixes_kept(findings: Sequence[Finding], before: Evidence, after: Evidence, o
         if name in values[1] and first != second and _is_towards(first, second, fix.value):
             fact = SERVING if _counted(before, name) else name
             beside = tuple(one for one in takes_time if one != fact)
-            found.append(Kept(fix.setting, first, second, fix.value, gain, obtained, beside))
+            lacking = _lacks(finding, compared)
+            ratio, why = (obtained, "") if obtained is not None and not lacking else (None, lacking or why_not)
+            found.append(Kept(fix.setting, first, second, fix.value, gain, ratio, beside, why))
     return found
+
+
+def _lacks(finding: Finding, compared: Evidence) -> str:
+    """Why the compared part of the run before does not show a finding's fix: it holds none of the pauses; "" if it does."""
+    pauses = {"checkpoint_stalls": ("checkpoint", "checkpoint"), "evaluation_stalls": ("evaluate", "evaluation")}
+    kind, name = pauses.get(finding.kind, (None, ""))
+    [steps, *_] = compared.ranks
+    done = f"not judged, since the first {windows.steps_done(steps):,.0f} steps, which both runs did, hold no"
+    if kind is not None and all(stall.kind != kind for stall in compared.measurements.stalls):
+        return f"{done} {name}"
+    if finding.kind == "slow_epoch_starts" and steps.epoch[0] == steps.epoch[-1]:
+        return f"{done} start of an epoch"
+    return ""
 
 
 def _counted(run: Evidence, key: str) -> dict[str, int]:

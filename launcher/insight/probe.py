@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from launcher.insight import windows
 from launcher.insight.evidence import Evidence
-from launcher.insight.findings import NOTICEABLE, Finding, percent
-from launcher.insight.gains import estimated
+from launcher.insight.findings import NOTICEABLE, Finding, Fix, percent
+from launcher.insight.gains import estimated, in_steps
 from launcher.insight.report import ProbeAnswer, Report
 
 Bound = Literal["input", "shared_cores", "teacher", "model"]
@@ -31,6 +31,11 @@ IDLE = 0.5
 SERVER_KINDS = {"too_few_servers", "servers_network_bound", "receiving_bound"}
 
 INPUT_KINDS = {"too_few_workers", "too_many_workers", "data_bound", "storage_bound", *SERVER_KINDS}
+
+WORKERS = "hyperparameters.num_workers"
+
+AS_FAST = 0.95
+"""Share of the fastest input alone from which another number of workers is as fast: AS_FAST of training/engine/probe.py."""
 
 STEP_KINDS = {
     "gpu_starved",
@@ -132,6 +137,14 @@ class Probe:
     def helped(self) -> bool:
         """Whether whole steps with another number of workers were faster."""
         return self.gained is not None and self.gained >= 1 + NOTICEABLE
+
+    @property
+    def no_other_helps(self) -> bool:
+        """Whether other numbers of workers were tried alone, and none was faster than today's; False also if some were left out."""
+        left_out = any(name.startswith(("with_workers", "input_alone")) for name in self.left_out)
+        if self.today is None or self.fastest is None or left_out or self.trouble:
+            return False
+        return self.today.images_per_second >= AS_FAST * self.fastest.images_per_second
 
     @property
     def best_workers(self) -> int | None:
@@ -311,7 +324,7 @@ def _about_the_workers(probe: Probe) -> list[str]:
             if probe.helped
             else f"{tried} does not help: the speed-up of whole steps was {probe.gained:.2f}."
         )
-    elif probe.today is not None:
+    elif probe.no_other_helps:
         sentences.append(f"No other number of workers makes the input alone faster than today's {probe.workers}.")
     busy, cost = probe.busy(probe.fastest), probe.fastest.cpu_seconds_per_image * 1000
     if not probe.feeds and busy >= BUSY:
@@ -340,10 +353,14 @@ def _tested(finding: Finding, evidence: Evidence, probe: Probe) -> Finding:
     if said.startswith("refuted") or finding.kind not in ("too_few_workers", "too_many_workers"):
         return replace(finding, probe=said)
     count, speed = probe.with_workers
-    first = finding.fixes[0].set_to(count, "measured by the probe")
+    others = [fix for fix in finding.fixes if fix.setting != WORKERS]
+    workers = next(
+        (fix for fix in finding.fixes if fix.setting == WORKERS), Fix(setting=WORKERS, value=count, now=probe.workers)
+    )
+    left = 1 - in_steps(evidence) * (1 - 1 / probe.gained)
     formula = f"measured by the probe: {speed:.4g} images/s with {_counted(count)}, {probe.speed:.4g} as it is"
-    gain = estimated(evidence, finding.kind, max(finding.share or 0.0, 1 - 1 / probe.gained), 1 / probe.gained, formula)
-    return replace(finding, probe=said, fixes=(first, *finding.fixes[1:]), gain=gain)
+    gain = estimated(evidence, finding.kind, max(finding.share or 0.0, 1 - left), left, formula)
+    return replace(finding, probe=said, fixes=(workers.set_to(count, "measured by the probe"), *others), gain=gain)
 
 
 def _said(finding: Finding, probe: Probe) -> str | None:
@@ -371,7 +388,7 @@ def _said(finding: Finding, probe: Probe) -> str | None:
         return _verdict_on_workers(finding.kind, probe)
     if probe.with_workers is not None and probe.helped:
         return f"refuted: with {_counted(probe.with_workers[0])}, the speed-up of whole steps is {probe.gained:.2f}"
-    if probe.fastest is None:
+    if probe.fastest is None or not (probe.with_workers is not None or probe.no_other_helps):
         return None
     busy = probe.busy(probe.fastest)
     reason = (

@@ -90,7 +90,18 @@ class StepEvidence:
     @functools.cached_property
     def mfu(self) -> float | None:
         """Model FLOP utilisation in usual steps, 0 to 1: mean over ranks; None: not known."""
-        return self.mean_extra("mfu")
+        return self.mean_rate("mfu")
+
+    def mean_rate(self, name: str) -> float | None:
+        """Mean over ranks of a number per second in usual steps: over their time, not over the steps; None if a rank lacks it."""
+        means = []
+        for steps in self.ranks:
+            values = steps.extra.get(name)
+            if values is None or not (where := windows.usual(steps) & np.isfinite(values)).any():
+                return None
+            seconds = (steps.seconds["step"] * windows.counts(steps))[where]
+            means.append(float(np.average(values[where], weights=seconds)))
+        return float(np.mean(means)) if means else None
 
     @functools.cached_property
     def phases(self) -> dict[str, float]:

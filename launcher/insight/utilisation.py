@@ -55,7 +55,7 @@ def sentence(evidence: Evidence) -> str:
     about = evidence.facts.get("arithmetic")
     if not isinstance(about, dict):
         return ""
-    found, done = utilisation(evidence), evidence.mean_extra("tflops")
+    found, done = utilisation(evidence), evidence.mean_rate("tflops")
     if found is None:
         computed = "" if done is None else f"the models' own arithmetic is {done:.3g} TFLOP/s a process; "
         return f"{computed}no MFU: {about['why_no_mfu'] or 'no steps were timed'}"
@@ -71,4 +71,4 @@ def to_dict(evidence: Evidence) -> dict[str, Any]:
     found, about = utilisation(evidence), evidence.facts.get("arithmetic")
     known = about if isinstance(about, dict) else {"why_no_mfu": "the models' operations were not counted"}
     rest = {} if found is None else found.rest
-    return {"mfu": evidence.mfu, "tflops": evidence.mean_extra("tflops"), "rest": rest, **known}
+    return {"mfu": evidence.mfu, "tflops": evidence.mean_rate("tflops"), "rest": rest, **known}

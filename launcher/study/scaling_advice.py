@@ -26,6 +26,8 @@ class Offer:
     """Of the whole training: images an epoch times epochs."""
     usd_per_hour: float | None
     """Of one host."""
+    apart: bool = False
+    """Predicted with a machine per host, though the measured hosts shared one."""
 
     @property
     def hours(self) -> float:
@@ -41,15 +43,15 @@ class Offer:
 
     def __str__(self) -> str:
         cost = f"{self.host_hours:.3g} host-hours" if self.usd is None else dollars(self.usd)
-        return (
-            f"{counted(self.hosts, 'host')}, {self.hours:.3g} h, {cost}, {'measured' if self.measured else 'predicted'}"
-        )
+        how = "measured" if self.measured else f"predicted{' with a machine per host' if self.apart else ''}"
+        return f"{counted(self.hosts, 'host')}, {self.hours:.3g} h, {cost}, {how}"
 
 
 def offers(
     line: Line, model: ScalingModel | None, processes_per_host: int, images: int, usd_per_hour: float | None
 ) -> list[Offer]:
-    """The measured sizes of a line, and those that the model predicts.
+    """The measured sizes of a line, and those that the model predicts. Of hosts that shared a machine and slowed each other, all sizes
+    but the first are predicted with a machine per host.
 
     Args:
         processes_per_host: processes per host.
@@ -60,14 +62,15 @@ def offers(
     found = {
         size.hosts: Offer(size.hosts, size.rate.median, True, images, usd_per_hour) for size in line.clean if images
     }
+    apart = model is not None and model.crowding > 0
     if model is None or not found:
         return list(found.values())
     exchanges = any(hosts > 1 for hosts in found)
     for hosts in range(1, (MAX_EXTRAPOLATION * max(found) if exchanges else 1) + 1):
         batch = line.global_batch(hosts * processes_per_host)
-        if hosts not in found and batch is not None:
+        if (hosts not in found or (apart and hosts > 1)) and batch is not None:
             seconds = model.step(hosts, batch / (hosts * processes_per_host)).seconds
-            found[hosts] = Offer(hosts, batch / seconds, False, images, usd_per_hour)
+            found[hosts] = Offer(hosts, batch / seconds, False, images, usd_per_hour, apart)
     return [found[hosts] for hosts in sorted(found)]
 
 

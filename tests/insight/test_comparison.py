@@ -64,6 +64,35 @@ def test_runs_of_a_few_steps_have_no_speed_up_in_the_headline():
     assert Comparison(run(), run()).headline.startswith("Speed-up 1.00")
 
 
+def test_the_json_of_runs_of_a_few_steps_judges_no_fix_either():
+    before = run(
+        phases={**STEP, "data_wait": 0.72}, gpu=25, busy=1.3, settings={"num_workers": 1}, worker_cpu_seconds=0.95
+    )
+    both = Comparison(before, run(steps=4, log_every=2, settings={"num_workers": 2}))
+    found = both.to_dict()
+    assert found["speedup"] is None and found["measured_speedup"] is not None and "has 4 steps" in found["too_short"]
+    [kept] = found["fix_kept"]
+    assert kept["obtained"] is None and kept["is_inside"] is None and "too short to judge" in kept["why"]
+    assert Comparison(run(), run()).to_dict()["too_short"] is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "lacking"),
+    [
+        ("checkpoint", {"checkpoint_every": 800, "evaluate_every": None}, "hold no checkpoint"),
+        ("evaluate", {"evaluate_every": 50}, "hold no evaluation"),
+    ],
+)
+def test_fewer_pauses_are_not_judged_by_a_part_without_one(kind, settings, lacking):
+    planted = dict(steps=1000, steps_per_epoch=1000, **{kind: (100, 12.0)})
+    first = {"checkpoint_every": 100, "evaluate_every": None} if kind == "checkpoint" else {"evaluate_every": 1}
+    before = run(**planted, settings=first)
+    [short] = Comparison(before, run(steps=90, steps_per_epoch=1000, settings=settings)).kept()
+    assert short.obtained is None and lacking in str(short) and "the first 90 steps" in str(short)
+    [long] = Comparison(before, run(steps=1000, steps_per_epoch=1000, settings=settings)).kept()
+    assert long.obtained is not None and long.why == ""
+
+
 def test_a_cure_that_was_taken_up_is_checked_against_what_was_expected():
     before = run(
         phases={**STEP, "data_wait": 0.72}, gpu=25, busy=1.3, settings={"num_workers": 1}, worker_cpu_seconds=0.95

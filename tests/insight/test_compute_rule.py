@@ -216,6 +216,20 @@ def test_twice_as_fast_arithmetic_is_expected():
     assert len(slow_arithmetic(gpu=None, facts={"device": "cuda"}).evidence) == 1
 
 
+def test_a_teacher_in_sixteen_bits_is_no_arithmetic_in_fp32():
+    phases = {"teacher_forward": 0.3, "student_forward": 0.3, "backward": 0.4}
+    both = slow_arithmetic(phases=phases, settings={"precision": "fp32", "teacher_precision": "fp32"})
+    one = slow_arithmetic(phases=phases, settings={"precision": "fp32", "teacher_precision": "bf16"})
+    assert both.share == pytest.approx(1.0, abs=0.002) and one.share == pytest.approx(0.7, abs=0.002)
+    assert one.gain.expected.value == pytest.approx(1 / (1 - 0.7 / 2), rel=0.005)
+
+
+@pytest.mark.parametrize(("capability", "advised"), [(6.1, False), (7.0, True)])
+def test_a_teacher_is_no_faster_in_fewer_bits_without_tensor_cores(capability, advised):
+    found = finding("teacher_bound", phases=within(0.5, "teacher_forward"), settings={"precision": "fp32", "epochs": 1}, facts={"compute_capability": capability})  # fmt: skip
+    assert ("hyperparameters.teacher_precision" in [fix.setting for fix in found.fixes]) == advised
+
+
 @pytest.mark.parametrize(
     ("facts", "values"),
     [

@@ -269,14 +269,37 @@ def test_fewer_cores_and_another_model_are_not_compared():
     assert model.sentences()[0] == "not comparable: model differs, so these are different jobs"
 
 
-def test_an_argument_with_the_values_of_a_known_setting_is_that_setting():
+def observed(phases: dict[str, float], **settings: object) -> Diagnosis:
+    """A run of a script that is not the kit's."""
+    return Diagnosis(replace(run(phases, settings=settings).measurements, script=Script()))
+
+
+def test_an_argument_of_a_script_with_a_known_settings_values_and_a_word_of_its_name_is_that_setting():
     before, after = (
-        run(phases, settings={"num_workers": number, "--loaders": str(number), "--output-dir": f"out-{number}"})
+        observed(phases, num_workers=number, **{"--data-workers": str(number), "--output-dir": f"out-{number}"})
         for phases, number in ((STEP, 2), (QUICK, 4))
     )
     assert "which num_workers cannot touch" in Comparison(before, after).comparability.control.said
-    other = run(QUICK, settings={"num_workers": 4, "--loaders": "4", "--output-dir": "out", "--depth": "9"})
+    other = observed(QUICK, num_workers=4, **{"--data-workers": "4", "--output-dir": "out", "--depth": "9"})
     assert Comparison(before, other).comparability.why_no_control.startswith("num_workers and --depth can touch")
+
+
+@pytest.mark.parametrize(
+    ("known", "other", "values"),
+    [
+        ("pin_memory", "use_amp", (False, True)),
+        ("num_workers", "crop_scale", (2, 4)),
+        ("num_workers", "num_heads", (2, 4)),
+    ],
+)
+@pytest.mark.parametrize(
+    "made", [observed, lambda phases, **settings: run(phases, settings=settings)], ids=["observed", "kit"]
+)
+def test_another_setting_that_happens_to_change_alike_is_a_change_of_its_own(made, known, other, values):
+    quicker = slower(STEP, 0.72)
+    before, after = (made(phases, **{known: value, other: value}) for phases, value in zip((STEP, quicker), values))
+    both = Comparison(before, after)
+    assert other in both.comparability.why_no_control and both.speedup == both.measured
 
 
 FULL = dict(phases=STEP, cores=2, busy=1.95, noise=0.02)

@@ -12,7 +12,7 @@ from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.measurements import Measurements
 from launcher.insight.probe import INPUT_KINDS, STEP_KINDS, Probe
 from tests.insight.planted import plant
-from tests.insight.test_rules import GPU, PLANTED
+from tests.insight.test_rules import CPU, GPU, PLANTED
 
 
 def probe_of(measured: Measurements, workers: int, alone: dict[int, float], *, cost: float = 0.0, **speeds) -> Probe:
@@ -186,6 +186,46 @@ def test_a_run_whose_epochs_begin_slowly_is_as_slow_in_the_probe_and_is_judged()
     probe = probe_of(measured, 16, {2: 1.5, 16: 1.1}, one_batch=4.0, with_workers=(2, 1.4))
     slower = Probe(**{**vars(probe), "as_it_is": tuple(0.55 * speed for speed in probe.as_it_is)})
     assert Diagnosis(measured, slower).findings[0].probe.startswith("confirmed")
+
+
+def test_the_measured_workers_are_the_first_fix_whatever_came_first():
+    """On full cores cheaper images come before fewer workers."""
+    known = {
+        "num_workers": 16,
+        "preprocessing": "cpu_reference",
+        "augmentation_load": 12,
+        "compose_augmentation": False,
+    }
+    planted = dict(phases={**CPU, "data_wait": 0.6}, cores=2, busy=1.95, cpu_seconds=1.5, worker_cpu_seconds=1.2)
+    measured = plant(**planted, settings=known)
+    assert Diagnosis(measured).findings[0].fixes[0].setting != "hyperparameters.num_workers"
+    probe = probe_of(measured, 16, {0: 1.0, 1: 1.1, 2: 1.5, 16: 1.1}, one_batch=4.0, with_workers=(2, 1.4))
+    found = Diagnosis(measured, probe).findings[0]
+    assert (found.fixes[0].setting, found.fixes[0].value) == ("hyperparameters.num_workers", 2)
+    assert [fix.setting for fix in found.fixes].count("hyperparameters.num_workers") == 1
+
+
+def test_what_the_probe_gained_in_steps_is_less_of_a_run_with_pauses():
+    """Checkpoints take 47 % of the time."""
+    planted = dict(
+        phases={**GPU, "data_wait": 0.2}, gpu=40, steps=400, cores=16, cpu_seconds=0.4, worker_cpu_seconds=0.35
+    )
+    measured = plant(**planted, settings={"num_workers": 1}, checkpoint=(50, 20.0))
+    probe = probe_of(measured, 1, {1: 1.0, 2: 2.0, 4: 3.0}, one_batch=2.0, with_workers=(2, 1.9))
+    [found] = [one for one in Diagnosis(measured, probe).findings if one.kind == "too_few_workers"]
+    assert found.gain.expected.value == pytest.approx(1 / (1 - 0.527 * (1 - 1 / 1.9)), rel=0.02)
+
+
+@pytest.mark.parametrize("left_out", [{"with_workers": "0.0 s were left"}, {"input_alone 8": "0.4 s were left"}])
+def test_numbers_of_workers_that_were_not_tried_are_not_said_to_help_nothing(left_out):
+    measured = plant(**PLANTED["data_bound", "harsh"])
+    alone = {0: 0.5, 1: 0.6, 2: 1.0, 4: 1.9 if "with_workers" in left_out else 1.0}
+    probe = probe_of(measured, 2, alone, one_batch=3.0, cost=0.95)
+    cut = Probe(**{**vars(probe), "left_out": left_out})
+    found = Diagnosis(measured, cut)
+    assert "No other number" not in str(found) and found.findings[0].probe is None
+    tried = Diagnosis(measured, probe_of(measured, 2, {0: 0.5, 1: 0.6, 2: 1.0, 4: 1.0}, one_batch=3.0, cost=0.95))
+    assert "No other number" in " ".join(str(tried).split()) and tried.findings[0].probe.startswith("confirmed")
 
 
 def test_every_form_of_the_report_shows_the_same_probe(tmp_path):

@@ -76,6 +76,15 @@ def test_the_number_of_serving_hosts_is_what_the_steps_take_when_they_wait_for_n
     assert f"a host has {threads // hosts}" in fix.why
 
 
+def test_training_hosts_that_were_not_measured_count_too():
+    """32 ranks on four hosts, of which one's record is there."""
+    servers = {**SERVERS, "threads": 96, "milliseconds": 4.0, "receiving": 0.99, "in_flight": 130.0}
+    whole = plant(phases=gpu_step(data_wait=0.7), gpu=26, ranks=32, cores=96, servers=servers, facts={"hosts": 5})
+    one = dataclasses.replace(whole, ranks=tuple(steps for steps in whole.ranks if steps.host == "algo-1"))
+    fixes = [found("receiving_bound", measured).fixes[0] for measured in (whole, one)]
+    assert (fixes[0].setting, fixes[0].now, fixes[0].value) == (fixes[1].setting, fixes[1].now, fixes[1].value)
+
+
 def test_what_the_device_needs_of_a_step_is_not_lost_to_a_wait_for_servers():
     """80 % of a step of 1 s waits, and the device works for 60 % of it: 256 images in 0.6 s at 37 ms need 15.8 of 4 threads."""
     servers = {**SERVERS, "hosts": 1, "threads": 4, "milliseconds": 37.0}

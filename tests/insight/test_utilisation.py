@@ -61,6 +61,19 @@ def test_the_rest_of_a_step_is_told_apart_by_hand():
     assert [*found][0] == KERNELS and sum(found.values()) == pytest.approx(0.7)
 
 
+def test_the_mean_is_over_the_time_of_usual_steps():
+    """Half the windows wait for data three times as long as a step, with the same arithmetic; one in a hundred takes far longer."""
+    late = {step: ("data_wait", 6.0) for step in range(20, 401, 20)} | {200: ("data_wait", 60.0)}
+    made = plant(phases=PHASES, noise=0.0, steps=400, slow_steps=late, facts={"arithmetic": ABOUT})
+    [steps] = made.ranks
+    each = steps.seconds["step"]
+    with_mfu = dataclasses.replace(steps, extra={**steps.extra, "mfu": 0.1 / each, "tflops": 31.2 / each})
+    evidence = Evidence(dataclasses.replace(made, ranks=(with_mfu,)))
+    usual = (0.2 + 0.8) / 2
+    assert evidence.mfu == pytest.approx(0.1 / usual, rel=0.03)
+    assert utilisation.to_dict(evidence)["tflops"] == pytest.approx(31.2 / usual, rel=0.03)
+
+
 def test_a_wait_for_data_is_the_devices_only_as_far_as_it_was_idle():
     assert rest(0.3, 95) == pytest.approx({KERNELS: 0.55, EXCHANGE: 0.1, INPUT: 0.05, IDLE: 0.0}, abs=1e-6)
 

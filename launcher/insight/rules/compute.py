@@ -87,7 +87,7 @@ def teacher(evidence: Evidence) -> Answer:
         return None
     epochs = int(settings.get("epochs") or 1)
     precision = settings.get("teacher_precision") or settings.get("precision")
-    halved = evidence.on_gpu and precision in (None, "fp32")
+    halved = evidence.on_gpu and precision in (None, "fp32") and _capability(evidence) >= TENSOR_CORES
     half = Fix(
         setting="hyperparameters.teacher_precision",
         value=_sixteen_bits(evidence),
@@ -177,6 +177,8 @@ def fp32(evidence: Evidence) -> Answer:
         share = 1 - idle
     if share is not None:
         share -= evidence.share("grad_sync") or 0.0  # within backward, and of gradients in fp32 under autocast too
+        if evidence.settings.get("teacher_precision") not in (None, "fp32"):
+            share -= evidence.share("teacher_forward") or 0.0
     if precision is None or share is None:
         reason = "the precision of this run is not known" if precision is None else evidence.why_no_steps
         return NotMeasured(what="arithmetic in fp32", reason=reason)

@@ -101,7 +101,8 @@ def serving_hosts(evidence: Evidence) -> int | None:
 
 
 def _training_hosts(evidence: Evidence) -> int:
-    return len({steps.host for steps in evidence.ranks})
+    """Hosts that train; those that were seen if the run's record does not say how many."""
+    return evidence.recorded_hosts or len({steps.host for steps in evidence.ranks})
 
 
 def _needed(now: Served, lost: float) -> float:
