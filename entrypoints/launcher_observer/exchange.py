@@ -25,7 +25,7 @@ class ExchangeRecord:
     def step_ended(self, models: Iterable[Any]) -> None:
         """Called after each step: the early samples are told from later ones only if the record is read after them."""
         for model in models:
-            if model not in self._early:
+            if hasattr(type(model), "_get_ddp_logging_data") and model not in self._early:
                 self.seconds(model)
 
     def seconds(self, model: Any) -> float | None:

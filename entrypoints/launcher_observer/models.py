@@ -36,7 +36,7 @@ def models_of(torch: Any, optimizer: Any) -> Iterator[tuple[Address, dict[str, A
     trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     best, covered, frozen = None, 0, 0
     for model in _models(torch):
-        parameters = list(torch.nn.Module.parameters(model))
+        parameters = _parameters(torch, model)
         inside = sum(id(parameter) in trained for parameter in parameters)
         if inside > covered:
             best, covered = model, inside
@@ -44,7 +44,7 @@ def models_of(torch: Any, optimizer: Any) -> Iterator[tuple[Address, dict[str, A
             frozen += 1
             yield _called(model), _values(model, parameters)
     if best is not None:
-        yield _called(best), {**_values(best, list(torch.nn.Module.parameters(best))), **_layers(torch, best)}
+        yield _called(best), {**_values(best, _parameters(torch, best)), **_layers(torch, best)}
     else:
         yield here(), _values(None, [parameter for group in optimizer.param_groups for parameter in group["params"]])
 
@@ -52,8 +52,15 @@ def models_of(torch: Any, optimizer: Any) -> Iterator[tuple[Address, dict[str, A
 def _models(torch: Any) -> list[Any]:
     """The modules that are not part of others."""
     modules = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)]
-    parts = {id(part) for module in modules for part in module.__dict__.get("_modules", {}).values()}
-    return [module for module in modules if id(module) not in parts]
+    made = [module for module in modules if {"_modules", "_parameters"} <= module.__dict__.keys()]  # by Module.__init__
+    parts = {id(part) for module in made for part in module.__dict__["_modules"].values()}
+    return [module for module in made if id(module) not in parts]
+
+
+def _parameters(torch: Any, model: Any) -> list[Any]:
+    """A model's parameters, without those of lazy layers that have not run yet."""
+    is_lazy = torch.nn.parameter.is_lazy
+    return [parameter for parameter in torch.nn.Module.parameters(model) if not is_lazy(parameter)]
 
 
 def _values(model: Any, parameters: list[Any]) -> dict[str, Any]:
@@ -72,7 +79,7 @@ def _values(model: Any, parameters: list[Any]) -> dict[str, Any]:
 
 def _layers(torch: Any, model: Any) -> dict[str, int]:
     """How many convolutions a model has, and how many matrices: weights of linear layers, attention, embeddings, recurrent layers."""
-    modules, parameters = (list(of(model)) for of in (torch.nn.Module.modules, torch.nn.Module.parameters))
+    modules, parameters = list(torch.nn.Module.modules(model)), _parameters(torch, model)
     convolution = torch.nn.modules.conv._ConvNd
     return {
         "convolutions": sum(issubclass(type(module), convolution) for module in modules),
@@ -96,9 +103,9 @@ def _called(model: Any) -> Address:
         if is_users(file):
             names = [name for name, value in _variables(frame) if id(value) in same]
             own = {line for _, _, line in frame.f_code.co_lines()}
-            for name, line in _calls(file):
-                if name in names and line in own:
-                    return address(file, line)
+            if lines := [line for name, line in _calls(file) if name in names and line in own]:
+                done = [line for line in lines if line <= frame.f_lineno]  # the loop's call, not one further below
+                return address(file, max(done, default=lines[0]))
         frame = frame.f_back
     return here()
 

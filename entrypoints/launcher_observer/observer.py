@@ -17,7 +17,7 @@ from launcher_observer import process, setups
 from launcher_observer.addresses import Address, here
 from launcher_observer.contract import node_name
 from launcher_observer.created_objects import CreatedObjects
-from launcher_observer.events import WITHIN, Events
+from launcher_observer.events import WITHIN, Events, is_of_a_signal_handler
 from launcher_observer.exchange import ExchangeRecord
 from launcher_observer.lines import LineSampler
 from launcher_observer.repeating_loaders import repeats_after
@@ -51,7 +51,8 @@ class Observer:
         self.is_over = False
         self.setups = Setups()
         self.made = CreatedObjects(torch, self.setups)
-        self._loaders: weakref.WeakKeyDictionary[Any, Loader] = weakref.WeakKeyDictionary()
+        self._loaders: dict[int, tuple[weakref.ref[Any], Loader]] = {}
+        """By `id`: a subclass of DataLoader may have no hash."""
         self.reads_elsewhere = False
         """Whether another thread asks for batches."""
         self._reset()
@@ -90,6 +91,8 @@ class Observer:
             try:
                 return act(*args, **kwargs)
             except Exception as error:
+                if is_of_a_signal_handler(error):
+                    raise
                 self._fail(error)
         return None
 
@@ -166,7 +169,16 @@ class Observer:
 
     def loader_made(self, loader: Any, *args: Any, **kwargs: Any) -> None:
         """A DataLoader was made."""
-        self._loaders[loader] = self.setups.loader(loader)
+        self._note_loader(loader)
+
+    def _note_loader(self, loader: Any) -> Loader:
+        key, made = id(loader), self.setups.loader(loader)
+        self._loaders[key] = weakref.ref(loader, lambda _: self._loaders.pop(key, None)), made
+        return made
+
+    def _known_loader(self, loader: Any) -> Loader | None:
+        seen, known = self._loaders.get(id(loader), (None, None))
+        return known if seen is not None and seen() is loader else None
 
     def loader_restarts(self, loader: Any) -> None:
         """A DataLoader is asked for an iterator; workers may have to start."""
@@ -174,16 +186,14 @@ class Observer:
             self.reads_elsewhere = True
             return
         self.events.settle()
-        known = self._loaders.get(loader)
+        known = self._known_loader(loader)
         training = known is not None and known.role == "training" and self.torch.is_grad_enabled()
         self.events.add(self.events.phase, self.clock.loader_restarts, training)
         self.events.settle()  # first, so that the new pass has the right number
 
     def iterates(self, iterator: Any, loader: Any) -> None:
         """The iterator was created."""
-        known = self._loaders.get(loader)
-        if known is None:  # a copy, made without a call of __init__
-            known = self._loaders[loader] = self.setups.loader(loader)
+        known = self._known_loader(loader) or self._note_loader(loader)  # a copy is made without a call of __init__
         if known.batches is None:
             known.batches = setups.batches_of(self.torch, loader)
         loading = known.next_pass()

@@ -124,6 +124,12 @@ _QUOTED = re.compile(
 )
 """In Python, a name and the start of a quoted text that it is assigned or compared with."""
 
+_TEXT = re.compile(r"""(["'])(?:\\.|(?!\1).)*\1""")
+"""A quoted text of Python."""
+
+_PARAMETER = re.compile(r"""([A-Za-z_][\w.-]*)=[^\s&;"'{}<>]""")
+"""Within a text, a name with a value, as in a URL's query or a connection string; the value is no placeholder of an f-string."""
+
 _BEARER = re.compile(
     rb"(?i:authorization)(?:\\?[\"'])?\]?[ \t]{0,3}[:=,][ \t]{0,3}(?:\\?[\"'])?(?i:basic|bearer|token)[ \t]+([\w.~+/=-]{16,2000})"
 )
@@ -159,8 +165,11 @@ def secrets_in_text(content: bytes) -> dict[str, int]:
 
 
 def shows_a_secret(line: str) -> bool:
-    """Whether a line of Python seems to hold a secret: what looks like one, or any quoted text given to a secret's name."""
-    return bool(secrets_in_text(line.encode("utf-8", "replace"))) or any(map(names_a_secret, _QUOTED.findall(line)))
+    """Whether a line of Python seems to hold a secret: what looks like one, or any text given to a secret's name, quoted or within a
+    quoted text."""
+    within = (name for text in _TEXT.finditer(line) for name in _PARAMETER.findall(text[0]))
+    names = (*_QUOTED.findall(line), *within)
+    return bool(secrets_in_text(line.encode("utf-8", "replace"))) or any(map(names_a_secret, names))
 
 
 def _found(content: bytes) -> Iterator[tuple[str, int]]:

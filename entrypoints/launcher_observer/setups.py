@@ -119,11 +119,10 @@ class Setups:
             self.note(loader)
 
     def _first_maker(self, dataset: Any) -> Address:
-        """Where a dataset's first loader was made: a framework may make others for it."""
-        known = self._first_makers.get(id(dataset))
+        """Where a loader is made; if a framework makes it, where the dataset's first one was, which it may stand for."""
+        known, made_at = self._first_makers.get(id(dataset)), here()
         if known is not None and known[0]() is dataset:
-            return known[1]
-        made_at = here()
+            return made_at if made_at.via is None else known[1]
         if len(self._first_makers) >= MAX_ENTRIES:
             self._first_makers.clear()
         with contextlib.suppress(TypeError):  # a list, for one

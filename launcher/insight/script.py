@@ -89,8 +89,8 @@ class Script:
 
     @property
     def framework(self) -> str | None:
-        """The outermost framework that makes things for the script."""
-        seen = {part.via for part in self.parts}
+        """The outermost framework that makes things for the script. A library that only saves the model is none."""
+        seen = {part.via for part in self.parts if part.of != "checkpoint"}
         return next((name for name in FRAMEWORKS if name in seen), None)
 
     def part(self, of: str) -> Part | None:

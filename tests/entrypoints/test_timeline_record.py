@@ -115,6 +115,19 @@ def test_a_fast_rank_waits_for_the_slow_ones_gradients_and_a_late_first_step_doe
     assert waited[0] > 0.03 > waited[1]
 
 
+def test_units_of_a_sharded_model_are_not_asked_for_a_record_in_every_step():
+    """Each lookup walks through FullyShardedDataParallel's own __getattr__."""
+    asked: list[str] = []
+
+    class Unit:
+        def __getattr__(self, name: str) -> None:
+            asked.append(name)
+            raise AttributeError(name)
+
+    ExchangeRecord().step_ended([Unit()])
+    assert asked == []
+
+
 def test_a_process_knows_when_it_started():
     assert process_started() == pytest.approx(psutil.Process().create_time(), abs=1.5)
 

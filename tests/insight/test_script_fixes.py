@@ -398,3 +398,11 @@ def test_a_number_that_is_read_at_every_step_is_read_less_often():
 def test_fp16_comes_with_a_scaler(scaler, said):
     assert ("torch.amp.GradScaler" in reported(*scaler, fix=kit("precision", "fp16", "fp32"))) == said
     assert "GradScaler" not in reported(*scaler, fix=kit("precision", "bf16", "fp32"))
+
+
+@pytest.mark.parametrize(
+    ("of", "framework"), [("checkpoint", None), ("model", "transformers"), ("step", "transformers")]
+)
+def test_a_library_that_only_saves_the_model_does_not_run_the_loop(of, framework):
+    parts = (loader(), part(of, 7, "model.save_pretrained(folder)", "transformers"))
+    assert Script(parts=parts).framework == framework

@@ -86,6 +86,10 @@ epoch(); epoch()
         'api_key: str = """hunter2',
         'if self.token != "hunter2":',
         f"log_in('{'ghp_' + 'a1B2' * 9}')",
+        'get(f"https://example.com/{index}?api_key=9f8a7c6b5d4e3f2a")',
+        'get("https://example.com/?access_token=Zk3x&id=3")',
+        'connect("Server=h;User=u;Password=Hunter2Qx9Lm;")',
+        "connect('host=db password=Hunter2Qx9Lm user=me')",
     ],
 )
 def test_a_line_with_a_secret_is_known_by_its_shape(line):
@@ -101,6 +105,8 @@ def test_a_line_with_a_secret_is_known_by_its_shape(line):
         'tokens = tokenizer(texts, pad_token="<pad>", padding="max_length")',
         'for key in ("loss", "accuracy"):',
         "loss = criterion(model(inputs), targets)",
+        'get(f"https://example.com/{index}?api_key={key}")',
+        "log_in(token=token)",
     ],
 )
 def test_a_line_without_one_keeps_its_text(line):

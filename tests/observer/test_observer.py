@@ -395,3 +395,66 @@ def test_the_cpu_time_of_workers_that_have_ended_with_their_epoch_counts():
         worker.start()
         worker.join()
     assert worker_cpu_seconds() - before >= 0.55
+
+
+def test_a_second_loader_of_a_dataset_has_a_line_of_its_own(tmp_path):
+    done = ran(
+        tmp_path,
+        """
+images = Slow()
+statistics = DataLoader(images, batch_size=4)
+next(iter(statistics))
+loader = DataLoader(images, batch_size=2, shuffle=True)
+for _ in range(3):
+    epoch()
+""",
+    )
+    [training] = [line for line in done.timeline().setup("loader") if line["values"]["role"] == "training"]
+    assert training["text"] == "loader = DataLoader(images, batch_size=2, shuffle=True)", done.stderr
+
+
+def test_unusual_modules_and_loaders_do_not_end_the_record(tmp_path):
+    """A module without Module.__init__, a lazy layer that never runs, a loader that compares by value."""
+    done = ran(
+        tmp_path,
+        """
+from dataclasses import dataclass
+class Meter(nn.Module):
+    def __init__(self):
+        self.total = 0
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = nn.Linear(8, 1), nn.LazyLinear(3)
+    def forward(self, inputs):
+        return self.used(inputs)
+class Own(DataLoader):
+    def __eq__(self, other):
+        return self.batch_size == other.batch_size
+meter, model = Meter(), Net()
+optimizer = torch.optim.SGD(model.used.parameters(), lr=0.01)
+loader = Own(Slow(), batch_size=2)
+for _ in range(3):
+    epoch()
+""",
+    )
+    found = done.timeline()
+    assert found.steps == 12 and done.stderr == ""
+    [model] = [line["values"] for line in found.setup("model") if line["values"]["class"] == "Net"]
+    assert model["parameters"] == 9
+
+
+def test_the_line_that_calls_the_model_is_the_loops(tmp_path):
+    done = ran(
+        tmp_path,
+        """
+print(model(torch.zeros(1, 8)).shape)
+for inputs in loader:
+    outputs = model(inputs)
+    outputs.sum().backward()
+    optimizer.step()
+print(model(torch.ones(1, 8)).shape)
+""",
+    )
+    [called] = done.timeline().setup("model")
+    assert called["text"] == "outputs = model(inputs)"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from launcher_observer import step_clock
 from launcher_observer.setups import Loader
 from launcher_observer.step import Loading, Step
 from launcher_observer.step_clock import StepClock
@@ -260,3 +261,15 @@ def test_a_pass_whose_batches_are_trained_on_after_its_end_is_none():
     training.clock.close()
     assert [(step.batches, step.epoch) for step in training.steps] == [(2, 1), (2, 2), (2, 3)]
     assert not training.paused
+
+
+def test_gradients_that_no_optimizer_uses_are_not_kept_for_ever(monkeypatch):
+    """As in an attack on the model after its training, or where a script updates its parameters itself."""
+    monkeypatch.setattr(step_clock, "MAX_PHASES", 4)
+    clock, held = StepClock(lambda step: None, lambda *pause: None), []
+    for now in range(6):
+        clock.now = clock.moment = float(now)
+        clock.backward_begins()
+        clock.backward_ends()
+        held.append(clock.holds_a_moment())
+    assert held == [True, True, False, True, True, False]
