@@ -26,6 +26,9 @@ RENDEZVOUS = 7777
 DIRECTIONS = {"inbound": ("IpPermissions", "ingress"), "outbound": ("IpPermissionsEgress", "egress")}
 """Direction -> its rules in a group, and its name in the AWS CLI."""
 
+IPSEC = {"UDP 500": ("udp", 500), "protocol 50 (ESP)": ("50", None)}
+"""What encrypted traffic between hosts needs -> its protocol in a rule, and its port:
+https://docs.aws.amazon.com/sagemaker/latest/dg/train-encrypt.html"""
 
 ADDRESSES = ("IpRanges", "Ipv6Ranges", "PrefixListIds")
 """What a rule names addresses by: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_IpPermission.html"""
@@ -38,6 +41,9 @@ def check(job: Job, found: Sequence[Group], region: str) -> Iterator[Issue]:
         found: those of the job's groups that exist.
     """
     if not found or groups.host_count(job) == 1:
+        return
+    if job.network.encrypt_traffic:  # all that hosts send each other is then inside IPsec
+        yield from _closed_to_encryption(found, region)
         return
     efa = _closed_to_efa(job, found, region)
     if efa is not None:
@@ -59,6 +65,32 @@ def opens(found: Sequence[Group], low: int, high: int) -> bool:
         if first <= low:
             low = max(low, last + 1)  # the lowest port that none of them has opened yet
     return low > high
+
+
+def _closed_to_encryption(found: Sequence[Group], region: str) -> Iterator[Issue]:
+    """Issues of IPsec, by which SageMaker encrypts the traffic between hosts.
+
+    AWS asks for rules from and to the group itself. IPsec is IP traffic, so a rule for addresses, such as every new group's outbound
+    one, may let it through too: it makes the issue a warning.
+    """
+    missing, fixes, is_closed = [], [], False
+    for direction, (key, _) in DIRECTIONS.items():
+        rules = [rule for group in found for rule in group.get(key, ())]
+        for name, (protocol, port) in IPSEC.items():
+            letting = [rule for rule in rules if _lets_through(rule, protocol, port)]
+            if any(_names(rule, found) for rule in letting):
+                continue
+            missing.append(f"{direction} {name}")
+            fixes.append(_command(direction, found[0]["GroupId"], region, protocol, port))
+            is_closed = is_closed or not any(rule.get(kind) for rule in letting for kind in ADDRESSES)
+    if missing:
+        yield Issue(
+            key=KEY,
+            level="error" if is_closed else "warning",
+            found=f"no group has a rule for {listed(missing)} of its own members, which network.encrypt_traffic needs",
+            valid="inbound and outbound rules from and to the group itself: UDP 500 and protocol 50 (ESP), or all traffic",
+            fix="; ".join(fixes),
+        )
 
 
 def _closed_inbound(job: Job, found: Sequence[Group]) -> Iterator[Issue]:
@@ -112,11 +144,19 @@ def _missing(group: Group, found: Sequence[Group]) -> list[str]:
     ]
 
 
-def _command(direction: str, group: str, region: str) -> str:
-    """The AWS CLI command that adds EFA's rule to a group, from AWS's guide:
+def _command(direction: str, group: str, region: str, protocol: str = "-1", port: int | None = None) -> str:
+    """The AWS CLI command that adds a rule for a group's own members to it, by default for all traffic, from AWS's guide:
     https://docs.aws.amazon.com/pcs/latest/userguide/working-with_networking_efa_create-sg.html"""
-    name = DIRECTIONS[direction][1]
-    return f"aws ec2 authorize-security-group-{name} --region {region} --group-id {group} --protocol -1 --source-group {group}"
+    command = f"aws ec2 authorize-security-group-{DIRECTIONS[direction][1]} --region {region} --group-id {group}"
+    ports = f" --port {port}" if port is not None else ""
+    return f"{command} --protocol {protocol}{ports} --source-group {group}"
+
+
+def _lets_through(rule: Mapping[str, Any], protocol: str, port: int | None) -> bool:
+    """Whether a rule is for a protocol's traffic, of a port if it has ports."""
+    if _is_all_traffic(rule):
+        return True
+    return bool(rule["IpProtocol"] == protocol and (port is None or rule["FromPort"] <= port <= rule["ToPort"]))
 
 
 def _is_all_traffic(rule: Mapping[str, Any]) -> bool:

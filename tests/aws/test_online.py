@@ -225,6 +225,41 @@ def test_where_nobody_says_that_a_job_uses_its_efa_a_closed_group_is_a_warning(e
         assert (issue.level, "traffic of EFA through" in issue.found) == ("warning", True)
 
 
+UDP_500 = {"FromPort": 500, "ToPort": 500, "IpProtocol": "udp"}
+ESP = {"IpProtocol": "50", "FromPort": -1, "ToPort": -1}  # moto takes no rule without ports
+
+
+@pytest.mark.parametrize("changes", [(), (WITHOUT_EFA, "distribution=torchrun")], ids=["EFA", "no EFA"])
+def test_hosts_that_encrypt_their_traffic_need_udp_500_and_esp_in_both_directions_and_nothing_else(emulator, changes):
+    """https://docs.aws.amazon.com/sagemaker/latest/dg/train-encrypt.html"""
+    name = f"sg-0aaaaaaaaaaaaaab{len(changes)}"
+    own = the_group(emulator, name, inbound=[from_itself(name, FromPort=0, ToPort=65535)])
+    changes = [own, *changes, "network.encrypt_traffic=true"]
+    [text] = found(looked("hyundai_segmentation", *changes), "error")
+    assert "no group has a rule for inbound UDP 500, inbound protocol 50 (ESP), outbound UDP 500 and" in text
+    command = f"aws ec2 authorize-security-group-ingress --region {REGION} --group-id {name}"
+    assert f"{command} --protocol udp --port 500 --source-group {name}; {command} --protocol 50 --source-group" in text
+    ec2 = boto3.client("ec2", region_name=REGION)
+    documented = [{**from_itself(name), **rule} for rule in (UDP_500, ESP)]
+    ec2.authorize_security_group_ingress(GroupId=name, IpPermissions=documented)
+    plan = looked("hyundai_segmentation", *changes)
+    assert plan.errors == ()
+    [text] = [text for text in found(plan, "warning") if "network.security_groups" in text]
+    assert "no group has a rule for outbound UDP 500 and outbound protocol 50 (ESP)" in text, "to addresses only"
+    ec2.authorize_security_group_egress(GroupId=name, IpPermissions=documented)
+    plan = looked("hyundai_segmentation", *changes)
+    assert not any("network.security_groups" in text for text in found(plan, "error") + found(plan, "warning"))
+
+
+def test_rules_for_all_traffic_let_encrypted_traffic_through_and_those_of_other_ports_do_not():
+    job = launcher.load(ROOT / "configs/hyundai_segmentation.yaml", ["network.encrypt_traffic=true"])
+    everything, esp = from_itself("sg-1"), {**from_itself("sg-1"), **ESP}
+    other_port = {**from_itself("sg-1"), **UDP_500, "FromPort": 501, "ToPort": 600}
+    for inbound, expected in (([everything], []), ([other_port, esp], ["error"]), ([ADDRESSES], ["warning"])):
+        group = {"GroupId": "sg-1", "IpPermissions": inbound, "IpPermissionsEgress": [everything]}
+        assert [issue.level for issue in security_groups.check(job, [group], REGION)] == expected
+
+
 def test_one_host_needs_no_rule(emulator):
     own = the_group(emulator, "sg-0aaaaaaaaaaaaaaa4")
     assert looked("hyundai_segmentation", own, "compute.instance_count=1").errors == ()
