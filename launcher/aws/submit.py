@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from launcher.aws import sdk, session
 from launcher.config.issues import UserError, mistake
+from launcher.config.redaction import redact_text
 from launcher.planner.plan import Plan
 
 
@@ -25,7 +27,12 @@ def create(plan: Plan) -> None:
     """
     if sdk.supports_estimators():
         through_estimator(plan)
-        return
+    else:
+        through_boto3(plan)
+
+
+def through_boto3(plan: Plan) -> None:
+    """Create the job by the planned request itself."""
     assert plan.request is not None
     session.client("sagemaker", str(plan.job.region)).create_training_job(**plan.request)
 
@@ -58,14 +65,33 @@ def is_there(plan: Plan) -> bool:
 
 
 def through_estimator(plan: Plan) -> None:
-    """Create the job by `PyTorch.fit`, and check the request before it is sent."""
-    with _quiet():
-        made, inputs = plan.estimator(session.boto_session(str(plan.job.region)))
-        events = made.sagemaker_session.sagemaker_client.meta.events
-        events.register("provide-client-params.sagemaker.CreateTrainingJob", _same_as(plan.request or {}))
-        made.fit(inputs or None, wait=False, job_name=plan.name)
-        if made.latest_training_job is None:  # the SDK's telemetry ends in a `finally: return`, which swallows Ctrl-C
-            raise KeyboardInterrupt
+    """Create the job by `PyTorch.fit`, and check the request before it is sent; through boto3 if the SDK fails before it makes one.
+
+    SDK v2 refuses Debugger and profiling in regions that are not in its own list, for example.
+    """
+    made_requests: list[dict[str, Any]] = []
+    try:
+        with _quiet():
+            _fit(plan, made_requests)
+    except Exception as error:
+        if made_requests or isinstance(error, (UserError, *session.errors())):  # a request may have been sent
+            raise
+        reason = redact_text(f"{type(error).__name__}: {error}", plan.job.environment)
+        text = f"{plan.name}: sagemaker {sdk.v2()} sent nothing ({reason}); boto3 sends the planned request instead"
+        print(text, file=sys.stderr, flush=True)
+        through_boto3(plan)
+
+
+def _fit(plan: Plan, made_requests: list[dict[str, Any]]) -> None:
+    """Call `PyTorch.fit`, and append its CreateTrainingJob request to `made_requests` before it is compared and sent."""
+    made, inputs = plan.estimator(session.boto_session(str(plan.job.region)))
+    events = made.sagemaker_session.sagemaker_client.meta.events
+    event = "provide-client-params.sagemaker.CreateTrainingJob"
+    events.register(event, lambda params, **_: made_requests.append(params))
+    events.register(event, _same_as(plan.request or {}))
+    made.fit(inputs or None, wait=False, job_name=plan.name)
+    if made.latest_training_job is None:  # the SDK's telemetry ends in a `finally: return`, which swallows Ctrl-C
+        raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ from launcher.backends.interrupts import interruptible
 from launcher.config.hyperparameters import argument
 from launcher.config.issues import Issue, UserError, mistake
 from launcher.config.job import Job
-from launcher.config.redaction import REDACTED, secrets_in
+from launcher.config.redaction import redact_text
 from launcher.planner import groups, source_package
 from launcher.planner.plan import HostPlan, Plan, Price, Upload
 from launcher.planner.source_package import SourceFile
@@ -409,9 +409,7 @@ def _not_started(plan: Plan, folder: records.RunFolder, why: BaseException | str
     """Record a run that did not start. AWS's message may quote the request, so secrets are redacted."""
     for file in (folder.remote, folder.reserve):
         file.unlink(missing_ok=True)
-    text = str(why) or type(why).__name__
-    for secret in secrets_in(plan.job.environment).values():
-        text = text.replace(secret, REDACTED)
+    text = redact_text(str(why) or type(why).__name__, plan.job.environment)
     key = "stop_reason" if state == records.STOPPED else "failure"
     records.write_json(folder.outcome, {"state": state, key: f"not started: {text}"})
 

@@ -50,6 +50,13 @@ def secrets_in(values: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in values.items() if is_secret(name, value)}
 
 
+def redact_text(text: str, values: Mapping[str, str]) -> str:
+    """A text with REDACTED in place of the secrets among the values."""
+    for secret in secrets_in(values).values():
+        text = text.replace(secret, REDACTED)
+    return text
+
+
 def holds_a_secret(name: str, value: Any) -> bool:
     """Whether a setting, or one inside it, seems to be a secret. Among numbers, only whole ones with four digits or more can be one."""
     if isinstance(value, Mapping):

@@ -206,6 +206,34 @@ def test_what_aws_refuses_at_once_has_not_started_though_it_cannot_be_looked_for
     assert run.state == "Failed" and not run.folder.remote.exists() and not run.folder.reserve.exists()
 
 
+@pytest.mark.parametrize("part", ["debugger", "profiling"])
+def test_what_the_sdk_refuses_in_a_region_unknown_to_it_is_sent_by_boto3(emulator, sagemaker_job, capsys, part):
+    """SDK v2 raises ValueError for Debugger, RuntimeError for profiling."""
+    region, bucket = "eu-south-2", f"amzn-s3-demo-bucket-{part}"
+    emulator.add_bucket(bucket, region)
+    emulator.set_quota("ml.m5.xlarge for training job usage", 4.0, region)
+    emulator.set_price("ml.m5.xlarge", 0.23, region)
+    job = sagemaker_job(SLEEPS, region=region, output=f"s3://{bucket}/runs", **{part: {"output": f"s3://{bucket}/x"}})
+    plan = launcher.plan(job, on="aws")
+    run = launcher.run(plan)
+    assert "sent nothing (" in (printed := capsys.readouterr().err) and "boto3 sends the planned request" in printed
+    made = boto3.client("sagemaker", region_name=region).describe_training_job(TrainingJobName=run.name)
+    assert made["ProfilerConfig"] == plan.request["ProfilerConfig"]
+    run.stop("a test")
+    assert run.wait(60) == "Stopped"
+
+
+def test_what_the_sdk_raises_after_its_request_may_have_been_sent(plan, aws_calls):
+    def fails():
+        raise RuntimeError("a test")
+
+    aws_calls.during["CreateTrainingJob"] = fails
+    with pytest.raises(RuntimeError, match="a test"):
+        launcher.run(plan)
+    assert aws_calls.made.count(("sagemaker", "CreateTrainingJob")) == 1
+    stop(launcher.attach(plan.name))
+
+
 def test_a_look_at_a_job_that_is_just_created_does_not_call_it_gone(plan, monkeypatch):
     create = submit.create
     monkeypatch.setattr(follow, "UNKNOWN_SECONDS", 0)
