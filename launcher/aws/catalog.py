@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import cache
@@ -18,6 +18,8 @@ _IMAGE_URI = re.compile(
     r"^(?:(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.[a-z0-9.]+|public\.ecr\.aws/deep-learning-containers)"
     r"/(?P<repository>[a-z0-9-]+):(?P<version>\d+(?:\.\d+)+)-(?P<rest>[a-z0-9.-]+)$"
 )
+
+_REGISTRY = re.compile(r"^(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.[a-z0-9.]+/(?P<image>.+)$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +175,7 @@ def training_image(region: str, instance_type: str, framework_version: str, pyth
             ", ".join(facts["python"]),
             f"set image.python to {facts['python'][-1]}",
         )
-    accounts = {name: account for group in facts["accounts"] for name, account in _accounts(group).items()}
+    accounts = _accounts(facts["accounts"])
     if region not in accounts:
         raise UnknownImage(
             f"no PyTorch {framework_version} image in the region {region}",
@@ -263,6 +265,27 @@ def image_facts(uri: str) -> ImageFacts | None:
     )
 
 
+def registry_region(uri: str) -> str | None:
+    """The region of the ECR registry in an image's address; None: another registry."""
+    match = _REGISTRY.match(uri)
+    return match["region"] if match is not None else None
+
+
+def uri_in_region(uri: str, region: str) -> str | None:
+    """The address in a region of an image from the registries of AWS's PyTorch images, whose account and domain depend on the region.
+
+    None: not from these registries, or the catalog has none in the region.
+    """
+    match = _REGISTRY.match(uri)
+    if match is None:
+        return None
+    for facts in reversed(_catalog()["images"]["training"]["versions"].values()):
+        accounts = _accounts(facts["accounts"])
+        if match["account"] in accounts.values() and region in accounts:
+            return f"{_registry(accounts[region], region)}/{match['image']}"
+    return None
+
+
 def end_of_patch(framework_version: str) -> date | None:
     """The last day of patches for the PyTorch training image of a version; None: no source."""
     ends: Mapping[str, date] = _catalog()["images"]["training"]["end_of_patch"]
@@ -350,9 +373,10 @@ def _instances() -> Mapping[str, InstanceType]:
     return {name: InstanceType(name=name, **row) for name, row in rows.items()}
 
 
-def _accounts(group: str) -> dict[str, str]:
-    """Region -> account, for one group of accounts."""
-    return _by_region(_catalog()["images"]["training"]["accounts"][group])
+def _accounts(groups: Sequence[str]) -> dict[str, str]:
+    """Region -> account, for some groups of accounts."""
+    known = _catalog()["images"]["training"]["accounts"]
+    return {region: account for group in groups for region, account in _by_region(known[group]).items()}
 
 
 def _by_region(accounts: Mapping[str, list[str]]) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from datetime import date
 from functools import partial
@@ -93,14 +92,7 @@ def _image(job: Job, kit_script: bool) -> Iterator[Issue]:
             yield Issue(key="image", found=error.found, valid=error.valid, fix=error.fix)
             return
     uri = request.image_uri(job)
-    registry = re.match(r"\d{12}\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com", uri)
-    if registry is not None and registry[1] != job.region:
-        yield Issue(
-            key="image.uri",
-            found=f"an image in {registry[1]} for a job in {job.region}; SageMaker pulls from its own region only",
-            fix=f"write {job.region} in the address"
-            + ("" if catalog.image_facts(uri) else ", and copy the image there first"),
-        )
+    yield from _registry(uri, job.region)
     about = catalog.image_facts(uri)
     if about is None:
         yield Issue(
@@ -157,6 +149,19 @@ def _image(job: Job, kit_script: bool) -> Iterator[Issue]:
             valid="PyTorch 2.0 or newer with Python 3.10 or newer, for this kit's scripts",
             fix='write image: {framework_version: "2.0.1", python: py310}, or a newer one',
         )
+
+
+def _registry(uri: str, region: str) -> Iterator[Issue]:
+    """Whether an image is in a registry from which SageMaker pulls for a job in a region."""
+    its_region, address = catalog.registry_region(uri), catalog.uri_in_region(uri, region)
+    if its_region is not None and its_region != region:
+        if address is None:
+            address = f"the image's address in a registry of yours in {region}, and copy the image there first"
+        found = f"an image in {its_region} for a job in {region}; SageMaker pulls from its own region only"
+        yield Issue(key="image.uri", found=found, fix=f"write {address}")
+    elif address not in (None, uri):
+        found = f"{uri.partition('/')[0]} is not AWS's registry in {region}: account and domain depend on the region"
+        yield Issue(key="image.uri", found=found, fix=f"write {address}")
 
 
 def _unpatched(framework_version: str) -> str | None:

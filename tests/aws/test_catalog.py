@@ -308,11 +308,27 @@ def test_other_images_have_no_facts(uri):
 def test_the_facts_of_every_image_that_we_make_are_what_it_was_made_of(image_uris):
     for version, facts in known_to_sdk(image_uris, "pytorch")["versions"].items():
         for region in facts["registries"]:
-            found = catalog.image_facts(
-                catalog.training_image(region, "ml.g5.xlarge", version, facts["py_versions"][-1])
-            )
+            uri = catalog.training_image(region, "ml.g5.xlarge", version, facts["py_versions"][-1])
+            found = catalog.image_facts(uri)
+            assert catalog.uri_in_region(uri, region) == uri
             assert (found.framework_version, found.region) == (version, region)
             assert (found.python, found.device) == (facts["py_versions"][-1], "gpu")
+
+
+@pytest.mark.parametrize(
+    ("uri", "region", "expected"),
+    [
+        ("763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch-training:2.0.1-gpu-py310", "eu-west-1", "763104351884.dkr.ecr.eu-west-1.amazonaws.com/pytorch-training:2.0.1-gpu-py310"),
+        ("763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch-training@sha256:01", "eu-central-2", "380420809688.dkr.ecr.eu-central-2.amazonaws.com/pytorch-training@sha256:01"),
+        ("763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch:2.13-cpu", "cn-north-1", "727897471807.dkr.ecr.cn-north-1.amazonaws.com.cn/pytorch:2.13-cpu"),
+        ("520713654638.dkr.ecr.us-east-1.amazonaws.com/sagemaker-pytorch:1.1.0-gpu-py3", "cn-north-1", "422961961927.dkr.ecr.cn-north-1.amazonaws.com.cn/sagemaker-pytorch:1.1.0-gpu-py3"),
+        ("763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch-training:2.0.1-gpu-py310", "mars-1", None),
+        ("123456789012.dkr.ecr.us-west-2.amazonaws.com/mine:1", "eu-west-1", None),
+        ("public.ecr.aws/deep-learning-containers/pytorch-training:2.0.1-gpu-py310", "eu-west-1", None),
+    ],
+)  # fmt: skip
+def test_an_image_of_awss_has_an_address_in_each_of_its_regions(uri, region, expected):
+    assert catalog.uri_in_region(uri, region) == expected
 
 
 def test_smddp_versions_have_images_and_its_instance_types_are_those_of_the_sdk(image_uris):

@@ -111,7 +111,11 @@ ERRORS = [
     ({"hyperparameters": {"global_batch_size": 100}}, "hyperparameters.global_batch_size", "100 images do not divide evenly among 16 processes", "96 or 112"),
     # -- the image
     ({"image": {"framework_version": "2.0.2", "python": "py310"}}, "image", "2.0.2", "image.framework_version"),
-    ({"region": "eu-west-1", "image": {"uri": f"{US_WEST_2}/pytorch-training:2.0.1-gpu-py310"}}, "image.uri", "an image in us-west-2 for a job in eu-west-1", "write eu-west-1 in the address"),
+    ({"region": "eu-west-1", "image": {"uri": f"{US_WEST_2}/pytorch-training:2.0.1-gpu-py310"}}, "image.uri", "an image in us-west-2 for a job in eu-west-1", f"write {US_WEST_2.replace('us-west-2', 'eu-west-1')}/pytorch-training:2.0.1-gpu-py310"),
+    ({"region": "eu-central-2", "image": {"uri": f"{US_WEST_2}/pytorch-training:2.0.1-gpu-py310"}}, "image.uri", "an image in us-west-2", "write 380420809688.dkr.ecr.eu-central-2.amazonaws.com/pytorch-training:2.0.1-gpu-py310"),
+    ({"region": "eu-central-2", "image": {"uri": f"{US_WEST_2.replace('us-west-2', 'eu-central-2')}/pytorch-training:2.0.1-gpu-py310"}}, "image.uri", "is not AWS's registry in eu-central-2", "write 380420809688.dkr.ecr.eu-central-2"),
+    ({"region": "cn-north-1", "image": {"uri": "727897471807.dkr.ecr.cn-north-1.amazonaws.com/pytorch-training:2.0.1-gpu-py310"}}, "image.uri", "is not AWS's registry in cn-north-1", "write 727897471807.dkr.ecr.cn-north-1.amazonaws.com.cn/pytorch-training:2.0.1"),
+    ({"region": "eu-central-2", "image": {"uri": "520713654638.dkr.ecr.us-west-2.amazonaws.com/sagemaker-pytorch:1.1.0-gpu-py3"}}, "image.uri", "an image in us-west-2 for a job in eu-central-2", "in a registry of yours in eu-central-2, and copy the image there first"),
     ({"image": {"uri": "123456789012.dkr.ecr.eu-west-1.amazonaws.com/mine:1"}}, "image.uri", "an image in eu-west-1", "copy the image there first"),
     ({"image": {"uri": f"{US_WEST_2}/pytorch-training:2.3.0-gpu-py311-cu121-ubuntu20.04-ec2"}}, "image.uri", "for EC2", "ends in -sagemaker"),
     ({**KIT, "image": {"framework_version": "1.13.1", "python": "py39"}}, "image", "PyTorch 1.13.1 with py39", "2.0.1"),
