@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,9 @@ MAX_OBJECTS = 100_000
 
 LUSTRE_PORTS = ((988, 988), (1018, 1023))
 """https://docs.aws.amazon.com/fsx/latest/LustreGuide/limit-access-security-groups.html"""
+
+EFS_PORTS = ((2049, 2049),)
+"""NFS's port: https://docs.aws.amazon.com/efs/latest/ug/network-access.html"""
 
 
 def check(plan: Plan) -> list[Issue]:
@@ -265,9 +268,10 @@ class OnlineChecks:
                 valid=f"/{mount}/…",
                 fix=f"write path: /{mount}{path}",
             )
-        yield from self.same_network(key, file_system, facts.get("VpcId"))
+        yield from self.same_network(key, file_system, facts.get("VpcId"), "Lustre", LUSTRE_PORTS)
 
     def efs(self, name: str, file_system: str) -> Iterator[Issue]:
+        """Whether an EFS file system exists, is ready, and has a mount target that the hosts reach."""
         key, client = f"inputs.{name}", self.client("efs")
         try:
             facts = client.describe_file_systems(FileSystemId=file_system)["FileSystems"][0]
@@ -278,9 +282,23 @@ class OnlineChecks:
         if facts["LifeCycleState"] != "available":
             found = f"{file_system} is {facts['LifeCycleState']}"
             yield Issue(key=key, found=found, valid="available", fix="wait for it")
+        targets = client.describe_mount_targets(FileSystemId=file_system)["MountTargets"]
+        if not targets:
+            create = f"aws efs create-mount-target --region {self.region} --file-system-id {file_system}"
+            yield Issue(
+                key=key,
+                found=f"{file_system} has no mount target, through which hosts reach it",
+                valid="a mount target in the VPC of the job's subnets",
+                fix=f"{create} --subnet-id {self.job.network.subnets[0]}",
+            )
+        # all mount targets of a file system are in one VPC: https://docs.aws.amazon.com/efs/latest/ug/API_CreateMountTarget.html
+        vpc = targets[0].get("VpcId") if targets else None
+        yield from self.same_network(key, file_system, vpc, "EFS", EFS_PORTS)
 
-    def same_network(self, key: str, file_system: str, vpc: str | None) -> Iterator[Issue]:
-        """Whether the job's subnets are in a file system's VPC, and a security group opens Lustre's ports."""
+    def same_network(
+        self, key: str, file_system: str, vpc: str | None, kind: str, ports: Sequence[tuple[int, int]]
+    ) -> Iterator[Issue]:
+        """Whether the job's subnets are in a file system's VPC, and a security group opens the ports of its kind."""
         client = self.client("ec2")
         subnets = client.describe_subnets(SubnetIds=list(self.job.network.subnets))["Subnets"]
         own = {subnet["VpcId"] for subnet in subnets}
@@ -290,13 +308,13 @@ class OnlineChecks:
         found = client.describe_security_groups(GroupIds=list(self.job.network.security_groups))["SecurityGroups"]
         closed = [
             f"{low}-{high}" if low != high else str(low)
-            for low, high in LUSTRE_PORTS
+            for low, high in ports
             if not security_groups.opens(found, low, high)
         ]
         if closed:
             yield warning(
                 key=security_groups.KEY,
-                found=f"no group of the job opens Lustre's ports ({', '.join(closed)}) to its members",
+                found=f"no group of the job opens TCP {', '.join(closed)} to its members, which {kind} needs",
                 fix="no change if the file system's own group opens them; otherwise add inbound TCP rules",
             )
 

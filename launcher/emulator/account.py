@@ -95,17 +95,18 @@ def add_security_group(ec2: Any, identifier: str, region: str, open_to_itself: b
 
 
 def add_file_system(fsx: Any, efs: Any, ec2: Any, identifier: str, kind: str, region: str) -> None:
-    """A file system; FSx's is in the first subnet that was added, else in one of the default VPC.
+    """A file system, with EFS's mount target, in the first subnet that was added, else in one of the default VPC.
 
     Raises:
         ValueError: an unknown kind.
     """
+    added = sorted(_subnets(ec2, _vpc(ec2)), key=lambda entry: ip_network(entry["CidrBlock"]))
+    subnet = (added or ec2.describe_subnets()["Subnets"])[0]["SubnetId"]
     if kind == "FSxLustre":
-        added = sorted(_subnets(ec2, _vpc(ec2)), key=lambda entry: ip_network(entry["CidrBlock"]))
         made = fsx.create_file_system(
             FileSystemType="LUSTRE",
             StorageCapacity=1200,
-            SubnetIds=[(added or ec2.describe_subnets()["Subnets"])[0]["SubnetId"]],
+            SubnetIds=[subnet],
             LustreConfiguration={"DeploymentType": "SCRATCH_2"},
         )["FileSystem"]["FileSystemId"]
         lustre = get_backend("fsx")[ACCOUNT][region].file_systems
@@ -119,6 +120,7 @@ def add_file_system(fsx: Any, efs: Any, ec2: Any, identifier: str, kind: str, re
         elastic[identifier] = drive = elastic.pop(made)
         drive.file_system_id = identifier
         drive.file_system_arn = f"arn:aws:elasticfilesystem:{region}:{ACCOUNT}:file-system/{identifier}"
+        efs.create_mount_target(FileSystemId=identifier, SubnetId=subnet)
     else:
         raise ValueError(f"{kind}: a file system is FSxLustre or EFS")
 

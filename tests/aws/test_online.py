@@ -32,6 +32,7 @@ def emulator(tmp_path_factory):
         emulator.add_subnet("subnet-0123456789abcdef0", REGION)
         emulator.add_security_group("sg-0123456789abcdef0", REGION)
         emulator.add_file_system("fs-0123456789abcdef0", kind="FSxLustre", region=REGION, folder=folder)
+        emulator.add_file_system("fs-0123456789abcdef1", kind="EFS", region=REGION, folder=folder)
         emulator.set_price("ml.p4d.24xlarge", 32.77, REGION)
         emulator.set_quota("ml.p4d.24xlarge for training job usage", 4.0, REGION)
         emulator.set_quota("ml.p4d.24xlarge for training warm pool usage", 0.0, REGION)
@@ -312,6 +313,49 @@ def test_a_file_system_that_is_changed_by_its_owner_stays_usable(monkeypatch, st
     plan = looked("hyundai_segmentation")
     [said] = [issue for issue in plan.issues if issue.key == "inputs.train" and state in issue.found]
     assert said.level == level
+
+
+def on_efs(*changes: str) -> launcher.Plan:
+    """The plan of one host that reads an EFS file system."""
+    efs = "inputs.train={efs: fs-0123456789abcdef1, path: /train}"
+    return looked("hyundai_segmentation", efs, "compute.instance_count=1", *changes)
+
+
+def test_an_efs_file_system_with_a_mount_target_and_an_open_port_passes(emulator):
+    assert not any(issue.key == "inputs.train" for issue in on_efs().issues)
+    [text] = [text for text in found(on_efs(), "warning") if text.startswith("network.security_groups")]
+    assert "no group of the job opens TCP 2049 to its members, which EFS needs" in text
+    name = "sg-0aaaaaaaaaaaaaac0"
+    own = the_group(emulator, name, inbound=[from_itself(name, FromPort=2049, ToPort=2049)])
+    assert [str(issue) for issue in on_efs(own).issues if issue.key in ("inputs.train", security_groups.KEY)] == []
+
+
+def test_an_efs_file_system_of_another_vpc_and_one_without_a_mount_target_are_refused():
+    efs, ec2 = boto3.client("efs", region_name=REGION), boto3.client("ec2", region_name=REGION)
+    file_system = {"FileSystemId": "fs-0123456789abcdef1"}
+
+    def without_target() -> str:
+        [target] = efs.describe_mount_targets(**file_system)["MountTargets"]
+        efs.delete_mount_target(MountTargetId=target["MountTargetId"])
+        return target["SubnetId"]
+
+    before = without_target()
+    [text] = found(on_efs(), "error")
+    assert "fs-0123456789abcdef1 has no mount target" in text
+    assert f"create-mount-target --region {REGION} --file-system-id fs-0123456789abcdef1 --subnet-id {before}" in text
+    default = ec2.describe_subnets(Filters=[{"Name": "default-for-az", "Values": ["true"]}])["Subnets"][0]
+    efs.create_mount_target(**file_system, SubnetId=default["SubnetId"])
+    [text] = found(on_efs(), "error")
+    assert f"fs-0123456789abcdef1 is in {default['VpcId']}, the job's subnets in vpc-" in text
+    without_target()
+    efs.create_mount_target(**file_system, SubnetId=before)
+    assert on_efs().errors == ()
+
+
+def test_mount_targets_that_may_not_be_read_are_not_checked(aws_calls):
+    aws_calls.fail("DescribeMountTargets", code="AccessDeniedException", status=403, message="not authorized")
+    [text] = [text for text in found(on_efs(), "not checked") if text.startswith("inputs.train")]
+    assert "not authorized" in text
 
 
 def test_data_that_does_not_fit_the_disk_is_refused(monkeypatch):

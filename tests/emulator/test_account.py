@@ -66,6 +66,8 @@ def test_the_network_has_the_very_ids_that_a_configuration_names(aws, emulator, 
     assert lustre["LustreConfiguration"]["MountName"] == "fsx"
     (efs,) = aws.client("efs").describe_file_systems(FileSystemId="fs-0123456789abcdef1")["FileSystems"]
     assert efs["LifeCycleState"] == "available"
+    (target,) = aws.client("efs").describe_mount_targets(FileSystemId="fs-0123456789abcdef1")["MountTargets"]
+    assert (target["SubnetId"], target["VpcId"]) == ("subnet-0123456789abcdef0", first["VpcId"])
     with pytest.raises(ClientError, match="subnet-0123456789abcdef9"):
         ec2.describe_subnets(SubnetIds=["subnet-0123456789abcdef9"])
     with pytest.raises(ClientError, match="FileSystemNotFound"):
