@@ -11,6 +11,9 @@ from typing import Any
 from launcher.sdk_import.importer import HOUR, MINUTE, NO_KEY, Imported, Importer
 from launcher.sdk_import.objects import Call, Estimator, is_plain
 
+DEFAULT_MAX_HOURS = 1
+"""DEFAULT_MAX_RUNTIME_IN_SECONDS of 3.27.0, for a trainer whose stopping condition names no run time."""
+
 
 class TrainerImporter(Importer):
     """Reads ModelTrainer."""
@@ -48,7 +51,7 @@ class TrainerImporter(Importer):
                 self.left(change.name, change)
         given = {name: value for name, value in given.items() if value is not None}
         if "stopping_condition" not in given:
-            self.made.set("compute.max_hours", 1)  # DEFAULT_MAX_RUNTIME_IN_SECONDS of 3.27.0
+            self.made.set("compute.max_hours", DEFAULT_MAX_HOURS)
         if "compute" not in given:
             self.made.set("compute.instance_type", "ml.m5.xlarge")  # DEFAULT_INSTANCE_TYPE
         for name, value in given.items():
@@ -106,6 +109,9 @@ class TrainerImporter(Importer):
                 self.left(f"StoppingCondition.{word}", value, NO_KEY)
             else:
                 self.seconds(f"compute.{key}", HOUR, value)
+        unread = any(word.startswith("**") for word in part.keywords)  # it may be among those
+        if part.keywords.get("max_runtime_in_seconds") is None and not unread:
+            self.made.set("compute.max_hours", DEFAULT_MAX_HOURS)
 
     def _networking(self, part: Call) -> None:
         keys = {"subnets": "subnets", "security_group_ids": "security_groups", "enable_network_isolation": "isolation"}

@@ -364,6 +364,25 @@ def test_sdk_v3s_own_defaults_are_written_out():
     assert set(made.unread) == {"source_code.requirements", "with_retry_strategy"}
 
 
+@pytest.mark.parametrize(
+    ("given", "compute"),
+    [
+        ("max_wait_time_in_seconds=7200", {"max_hours": 1, "max_wait_hours": 2}),
+        ("max_runtime_in_seconds=None", {"max_hours": 1}),
+        ("**limits()", {}),
+    ],
+)
+def test_a_stopping_condition_without_a_run_time_is_an_hour_as_sdk_v3_sends_it(given, compute):
+    head = (
+        "from sagemaker.train import ModelTrainer\nfrom sagemaker.train.configs import SourceCode, StoppingCondition\n"
+    )
+    text = f"""
+        code = SourceCode(source_dir='code', entry_script='t.py')
+        ModelTrainer(source_code=code, stopping_condition=StoppingCondition({given})).train()
+        """
+    assert imported(text, head).values["compute"] == {**compute, "instance_type": "ml.m5.xlarge"}
+
+
 def test_a_trainers_mode_is_that_of_its_channels_in_s3_also_of_those_that_are_uploaded():
     head = "from sagemaker.train import ModelTrainer\nfrom sagemaker.train.configs import FileSystemDataSource, InputData, SourceCode\n"
     text = """
