@@ -6,6 +6,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import launcher
@@ -37,7 +38,9 @@ def add(to: arguments.Add) -> None:
     arguments.job(made)
     arguments.hosts(made)
     made.add_argument(
-        "--strict", action="store_true", help="end with 2 where there is a warning too, as where there is an error"
+        "--strict",
+        action="store_true",
+        help="end with 2 where there is a warning too, as where there is an error; with --check also where AWS cannot be asked",
     )
     made.add_argument("--label", action="store_true", help="what `launcher label` would do")
     made.add_argument(
@@ -106,7 +109,13 @@ def _starting(overrides: Sequence[str], options: argparse.Namespace) -> str:
 def _planned(config: str, overrides: list[str], options: argparse.Namespace) -> launcher.Plan:
     plan = labelling.planned if options.label else plan_config
     made = plan(config, overrides, on=options.on, smoke=options.smoke)
-    return launcher.check(made) if options.check else made
+    if not options.check:
+        return made
+    made = launcher.check(made)
+    if not options.strict:
+        return made
+    issues = (replace(one, level="error") if one.key == "online" else one for one in made.issues)  # nothing was checked
+    return replace(made, issues=tuple(issues))
 
 
 def _each(configs: list[str], overrides: list[str], options: argparse.Namespace) -> int:

@@ -7,10 +7,12 @@ import os
 
 import boto3
 import pytest
+import yaml
 
 import launcher
 from launcher.aws import disks, security_groups, session
 from launcher.aws.online import OnlineChecks
+from launcher.commands import main
 from launcher.config import placeholders
 from launcher.emulator import Emulator, account
 from tests.conftest import ROOT
@@ -18,6 +20,7 @@ from tests.emulator.conftest import Aws
 
 REGION, BUCKET = "us-west-2", "amzn-s3-demo-bucket"
 FOOD = f"s3://{BUCKET}/kt/food"
+IMAGE = "763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch-training:2.10.0-gpu-py313-cu130-ubuntu22.04-sagemaker"
 WITHOUT_EFA = "compute.instance_type=ml.g5.xlarge"
 
 
@@ -442,6 +445,20 @@ def test_without_credentials_nothing_is_called_ok(monkeypatch):
     assert "it is not on this machine" in teacher
     assert "AWS was not checked: no AWS credentials" in text
     assert "aws configure" in text
+
+
+def test_a_strict_check_that_could_ask_aws_for_nothing_fails(good, tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    session.forget_clients()
+    config = tmp_path / "job.yaml"
+    own = {"role": "arn:aws:iam::210987654321:role/Trains", "output": "s3://team-a/runs", "image": {"uri": IMAGE}}
+    config.write_text(yaml.safe_dump({**good, **own, "distribution": "torchrun", "inputs": {}}))
+    words = ["plan", str(config), "--on", "aws", "--check"]
+    assert main.main(words) == 0
+    assert "not checked" in capsys.readouterr().out.splitlines()[0]
+    assert main.main([*words, "--strict"]) == 2
+    printed = capsys.readouterr().out
+    assert "1 error" in printed.splitlines()[0] and "online: AWS was not checked: no AWS credentials" in printed
 
 
 @pytest.mark.parametrize(
