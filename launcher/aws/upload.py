@@ -27,11 +27,17 @@ MAX_FILES = 1_000_000
 RECORD = "record/record.tar.gz"
 """The run's record below <output>/<run>/, by which another machine attaches to the run."""
 
+SECOND = 10**9
+NORMALISED_NS, LONE_NORMALISED_NS = 347_155_200 * SECOND, 946_684_800 * SECOND
+"""1981-01-01 and 2000-01-01 UTC. Tools that normalise times write 0 or 1 s (Nix, Bazel) or 1980-01-01 (zip); SOURCE_DATE_EPOCH gives all
+files one time: https://reproducible-builds.org/docs/source-date-epoch/"""
+
 
 def planned_upload(job: Job, channel: str, place: Path) -> Upload:
     """The target in S3 of a folder or file.
 
-    It holds a fingerprint of names, sizes and times: unchanged data is uploaded once, and changed data never mixes with old data.
+    It holds a fingerprint of names, sizes and times, and of the contents of files whose times a tool has normalised: unchanged data is
+    uploaded once, and changed data never mixes with old data.
 
     Raises:
         UserError: the folder holds the user's home, something unreadable, a name that S3 refuses, or more than MAX_FILES files.
@@ -41,21 +47,36 @@ def planned_upload(job: Job, channel: str, place: Path) -> Upload:
         found = f"{place} holds your home folder, with its keys and settings, and would be uploaded whole"
         raise mistake(key, found, "name the data's own folder")
     fingerprint = hashlib.sha256()
-    count = size = 0
+    files: list[tuple[str, Path, int, int]] = []
     try:
         for relative, file in _files(place, key):
             if not relative.isprintable():
                 raise mistake(key, f"a file name with unprintable characters: {relative!r}", "rename it")
             facts = file.stat()
-            count, size = count + 1, size + facts.st_size
-            fingerprint.update(f"{relative}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
+            files.append((relative, file, facts.st_size, facts.st_mtime_ns))
+        share_a_time = len(files) > 1 and len({time for *_, time in files}) == 1
+        for relative, file, size, time in files:
+            fingerprint.update(f"{relative}\0{size}\0{time}\n".encode())
+            lone = len(files) == 1 and time < LONE_NORMALISED_NS and time % SECOND == 0
+            if share_a_time or lone or time < NORMALISED_NS:
+                fingerprint.update(_checksum(file))
     except OSError as error:
         found = f"{error.filename}: {error.strerror}, and it would be uploaded"
         raise mistake(key, found, "name the data's own folder, or make it readable") from None
-    if not count:
+    if not files:
         raise mistake(key, f"no file in {place} to upload", "put its data there, or name another folder")
     base = f"{(job.output or '').rstrip('/')}/inputs/{channel}-{fingerprint.hexdigest()[:16]}/"
-    return Upload(place, base if place.is_dir() else base + place.name, count, size)
+    total = sum(size for _, _, size, _ in files)
+    return Upload(place, base if place.is_dir() else base + place.name, len(files), total)
+
+
+def _checksum(file: Path) -> bytes:
+    """SHA-256 of a file's contents."""
+    checksum = hashlib.sha256()
+    with open(file, "rb") as opened:
+        while block := opened.read(2**20):
+            checksum.update(block)
+    return checksum.digest()
 
 
 def _holds_home(place: Path) -> bool:

@@ -13,7 +13,7 @@ import boto3
 import pytest
 
 import launcher
-from launcher.aws import session
+from launcher.aws import session, upload
 from tests.aws.conftest import BUCKET, REGION, replacing
 
 KEY = "ghp_" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8"
@@ -47,6 +47,31 @@ def edited_during_the_upload_of_data(plan, monkeypatch) -> None:
         upload_file(*what, **options)
 
     monkeypatch.setattr(session, "client", replacing("s3", upload_file=edited))
+
+
+@pytest.mark.parametrize(
+    ("times", "is_read"),
+    [
+        ({"a.txt": 1, "b ü.txt": 1_700_000_000}, True),
+        ({"a.txt": 1_700_000_000, "b ü.txt": 1_700_000_000}, True),
+        ({"a.txt": 900_000_000}, True),
+        ({"a.txt": 900_000_000.5}, False),
+        ({"a.txt": 1_700_000_000, "b ü.txt": 1_700_000_001}, False),
+    ],
+    ids=["Nix", "SOURCE_DATE_EPOCH", "one file's SOURCE_DATE_EPOCH", "one file's own time", "own times"],
+)
+def test_a_changed_file_whose_time_a_tool_has_normalised_is_uploaded_again(sagemaker_job, data, times, is_read):
+    """Where files have times of their own, a plan reads none of them."""
+
+    def target(text: str) -> str:
+        (data / "a.txt").write_text(text)
+        for name, seconds in times.items():
+            os.utime(data / name, ns=(int(seconds * 1e9),) * 2)
+        place = data if len(times) > 1 else data / "a.txt"
+        return upload.planned_upload(sagemaker_job("print(1)"), "train", place).target
+
+    assert (target("one") != target("two")) == is_read
+    assert target("one") == target("one")
 
 
 def test_code_that_is_edited_while_data_is_uploaded_runs_as_it_was_recorded(plan, monkeypatch):
