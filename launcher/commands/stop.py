@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 
 import launcher
 from launcher.commands import foreground
 from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE
+from launcher.config.issues import mistake
+from launcher.record import records
 from launcher.record.records import OVER
 
 
 def add(to: arguments.Add) -> None:
+    made = to(
+        "stop", "stop a run after its current step; of one that is over, end the warm pool that it left", carry_out
+    )
     arguments.run(
-        to("stop", "stop a run after its current step; of one that is over, end the warm pool that it left", carry_out)
+        made, help="a run's name; or a job's name for its run that is under way, or else the latest that still costs"
     )
 
 
 def carry_out(options: argparse.Namespace) -> int:
-    chosen = launcher.attach(options.run)
+    chosen = _chosen(options.run)
     if chosen.state in OVER:
         print(chosen.release() or f"{chosen.name} is over: {chosen.state}")
         return DONE
@@ -32,3 +38,30 @@ def carry_out(options: argparse.Namespace) -> int:
             print(trouble or "AWS answers again", file=sys.stderr, flush=True)
     foreground.print_end(chosen)
     return DONE
+
+
+def _chosen(name: str) -> launcher.Run:
+    """A run by its name; of a job the run that is under way, else the latest that left a warm pool, else the latest.
+
+    Raises:
+        UserError: no such run, or several of the job are under way.
+    """
+    latest = launcher.attach(name)
+    if latest.name == name:
+        return latest
+    under_way, costly = list[launcher.Run](), latest
+    for run in (launcher.Run(folder) for folder in records.all_runs(name) if folder.plan.exists()):
+        try:
+            is_over = run.folder.state() in OVER
+        except records.DamagedRecord:
+            is_over = True  # its outcome cannot be read
+        if not is_over and run.state not in OVER:
+            under_way.append(run)
+            continue
+        with contextlib.suppress(records.DamagedRecord):
+            if run.remaining_costs:
+                costly = run
+    if len(under_way) > 1:
+        fix = "; or ".join(f"launcher stop {run.name}" for run in under_way)
+        raise mistake("run", f"{name}: {len(under_way)} runs are under way", fix)
+    return under_way[0] if under_way else costly

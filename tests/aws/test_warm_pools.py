@@ -17,6 +17,7 @@ from launcher.record.records import RunFolder
 from launcher.runner.run import Run
 from tests.aws.conftest import REGION, SLEEPS, described, is_ready, started
 from tests.conftest import wait_until
+from tests.launcher.test_store import recorded
 
 SIX_HOURS = {"keep_alive_minutes": 360}
 
@@ -217,6 +218,20 @@ def test_hosts_that_another_job_has_taken_meanwhile_are_left_to_it(tmp_path, con
     monkeypatch.setattr(warm_pool.session, "client", lambda service, region: Client())
     assert warm_pool.end(folder) == f"the warm pool of {folder.name} is gone already: Reused by the-next-job"
     assert warm_pool.of(folder) is None
+
+
+def test_a_jobs_name_ends_the_warm_pool_of_its_latest_run_that_left_one(store, connected, monkeypatch, capsys):
+    store.mkdir()
+    folder = over(store, {"Status": "Available"})
+    folder.outcome.write_text(json.dumps({"state": "Completed"}))
+    recorded("pool-20260101-000001-abcd", state="Failed")
+
+    class Client:
+        def describe_training_job(self, TrainingJobName):
+            return {"WarmPoolStatus": {"Status": "Reused", "ReusedByJob": "the-next-job"}}
+
+    monkeypatch.setattr(warm_pool.session, "client", lambda service, region: Client())
+    assert f"the warm pool of {folder.name} is gone" in typed(capsys, "stop", "pool")
 
 
 @pytest.mark.parametrize("words", [["rm", "pool-20260101-000000-abcd"], ["prune", "--older-than", "1h"]])

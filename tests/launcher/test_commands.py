@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
+import fcntl
 import json
 import os
 import pty
@@ -187,6 +189,30 @@ def test_detached_then_stopped(config):
     wait_for_ready(launcher.attach("test"), 1)
     stopped = typed("stop", "test")
     assert stopped.returncode == 0 and "Stopped" in stopped.stdout
+
+
+def test_a_jobs_name_stops_its_run_that_is_under_way_and_not_a_later_one_that_is_over(config, capsys):
+    """As where the job was started again, and that start was refused."""
+    assert typed("run", config(SLEEPER), "--detach").returncode == 0
+    run = launcher.attach("test")
+    wait_for_ready(run, 1)
+    refused = recorded("test-29990101-000000-aaaa", state="Failed")
+    assert launcher.attach("test").name == refused.name, "the latest"
+    assert main.main(["stop", "test"]) == 0
+    assert f"asked {run.name} to stop" in capsys.readouterr().out and run.state == "Stopped"
+    assert main.main(["stop", "test"]) == 0
+    assert capsys.readouterr().out == f"{refused.name} is over: Failed\n"
+
+
+def test_a_jobs_name_stops_none_of_several_runs_that_are_under_way(capsys):
+    runs = [recorded(f"some-job-2026112{day}-100000-aaaa", state="") for day in (1, 2)]
+    with contextlib.ExitStack() as stack:
+        for run in runs:
+            fcntl.flock(stack.enter_context(open(run.lock, "wb")), fcntl.LOCK_EX)
+        assert main.main(["stop", "some-job"]) == 2
+    reported = capsys.readouterr().err
+    assert "some-job: 2 runs are under way" in reported
+    assert all(f"launcher stop {run.name}" in reported and not run.stop_request.exists() for run in runs)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
