@@ -307,10 +307,10 @@ def _alone(folder: RunFolder) -> Iterator[bool]:
     """Whether this process alone refreshes the run: no other process does, and it may write to the folder."""
     with contextlib.ExitStack() as stack:
         try:
-            lock = stack.enter_context(open(folder.path / "refresh.lock", "ab"))
+            lock = stack.enter_context(open(folder.refresh_lock, "ab"))
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES, errno.EPERM, errno.EROFS):
+            if error.errno not in (errno.EWOULDBLOCK, *records.CLOSED):
                 raise
             yield False  # another process does; or the folder is someone else's, who refreshes it
             return

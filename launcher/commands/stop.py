@@ -30,7 +30,11 @@ def carry_out(options: argparse.Namespace) -> int:
         print(chosen.release() or f"{chosen.name} is over: {chosen.state}")
         return DONE
     chosen.stop("launcher stop")
-    print(f"asked {chosen.name} to stop after its current step; waiting", flush=True)
+    asked = f"asked {chosen.name} to stop after its current step"
+    if not chosen.on_this_machine and chosen.folder.is_closed():  # its end would not be seen
+        print(f"{asked}; not waiting for its end, as its folder is another user's or read-only: {chosen.folder.path}")
+        return DONE
+    print(f"{asked}; waiting", flush=True)
     trouble = ""
     while chosen.wait(1) not in OVER:
         if chosen.trouble != trouble:

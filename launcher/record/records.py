@@ -34,6 +34,9 @@ OVER = (COMPLETED, FAILED, STOPPED)
 NAME = re.compile(r"(?P<job>.+)-(?P<time>\d{8}-\d{6})-[a-z]{4}")
 """A run's name: its job's, the UTC time of its plan, and four letters."""
 
+CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""Errors of writing to another user's folder, or to a read-only one."""
+
 SUGGESTED = 100
 """Latest runs and jobs that a wrong name is compared with; a comparison takes some 0.1 ms."""
 
@@ -116,6 +119,11 @@ class RunFolder:
     @property
     def supervisor_log(self) -> Path:
         return self.path / "logs" / "supervisor.log"
+
+    @property
+    def refresh_lock(self) -> Path:
+        """Locked by the process that updates the folder from SageMaker."""
+        return self.path / "refresh.lock"
 
     @property
     def remote(self) -> Path:
@@ -235,6 +243,15 @@ class RunFolder:
     def supervisor_lives(self) -> bool:
         """Whether a process holds the run's lock; unlike a process id, a lock is never reused."""
         return is_locked(self.lock)
+
+    @trust.closed_umask()
+    def is_closed(self) -> bool:
+        """Whether this process may not update the folder from SageMaker: it is another user's, or read-only."""
+        try:
+            open(self.refresh_lock, "ab").close()
+        except OSError as error:
+            return error.errno in CLOSED
+        return False
 
     def request_stop(self, reason: str) -> bool:
         """Record a stop request for the run's supervisor. Returns whether this is the first request."""

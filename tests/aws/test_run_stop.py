@@ -17,7 +17,7 @@ import pytest
 import launcher
 from launcher.aws import follow, session
 from launcher.backends import aws
-from launcher.commands import foreground, live, options
+from launcher.commands import foreground, live, main, options
 from launcher.commands.exit_codes import INTERRUPTED, RUN_FAILED
 from launcher.config.issues import mistake
 from launcher.record import records
@@ -131,6 +131,7 @@ def unwritable(run, request, monkeypatch) -> str:
 
     monkeypatch.setattr(records, "write_json", refuses)
     monkeypatch.setattr(follow, "open", refuses, raising=False)
+    monkeypatch.setattr(records, "open", refuses, raising=False)
     return os.strerror(request.param)
 
 
@@ -147,6 +148,19 @@ def test_a_stop_that_cannot_be_noted_is_sent_all_the_same(run, unwritable, monke
     assert f"{NAME}: SageMaker stops it; the request could not be noted in {run.folder.path}: {unwritable}" in (
         capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize("unwritable", [errno.EACCES, errno.EPERM, errno.EROFS], indirect=True)
+@pytest.mark.parametrize("was_asked", [False, True])
+def test_the_command_does_not_wait_for_an_end_that_it_cannot_see(run, unwritable, monkeypatch, capsys, was_asked):
+    """In a colleague's folder, whether or not they have asked the run to stop before."""
+    if was_asked:
+        run.folder.stop_request.write_text('{"reason": "the owner", "time": 0.0}')
+    asked: list[str] = []
+    refused_by(monkeypatch, lambda TrainingJobName: asked.append(TrainingJobName))
+    monkeypatch.setattr("launcher.runner.run.Run.wait", lambda *_: pytest.fail("it waits"))
+    assert main.main(["stop", NAME]) == 0 and asked == [NAME]
+    assert f"its folder is another user's or read-only: {run.folder.path}\n" in capsys.readouterr().out
 
 
 def test_a_stop_that_can_neither_be_noted_nor_sent_names_the_job_that_goes_on(run, unwritable, monkeypatch):
