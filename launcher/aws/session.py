@@ -234,7 +234,7 @@ def unreachable() -> Iterator[None]:
         yield
     except errors() as error:
         forget_clients()
-        raise Unreachable(*about(error)) from error
+        raise Unreachable(*about(error), is_denied=code(error) in DENIED) from error
     except UserError as error:
         raise Unreachable(error.issues[0].found, error.issues[0].fix) from error
 

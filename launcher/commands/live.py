@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from launcher.backends.interrupts import deferred, interruptible
 from launcher.commands import options as arguments
-from launcher.config.issues import UserError
+from launcher.config.issues import UserError, mistake
 from launcher.record import shapes
 from launcher.record.metric_lines import parse_line
 from launcher.record.progress import RunProgress
@@ -19,6 +19,9 @@ from launcher.runner.run import Run
 
 PLAIN_SECONDS = 10.0
 """Least seconds between two lines of progress without a terminal, if the script prints no metric lines."""
+
+DENIED_SECONDS = 300.0
+"""Seconds after which a command without a terminal follows no longer where AWS refuses to describe the run for want of a permission."""
 
 
 def follow(run: Run, *, every_line: bool = False, toolkits: bool = False) -> bool:
@@ -33,6 +36,9 @@ def follow(run: Run, *, every_line: bool = False, toolkits: bool = False) -> boo
 
     Returns:
         Whether Ctrl-C ended the run or the display, or a signal could not stop the run.
+
+    Raises:
+        UserError: nobody is there to get the permission that AWS misses, and the run goes on.
     """
     display = _LogLines(run, toolkits) if every_line else _LiveLine(run) if sys.stdout.isatty() else _PlainLines(run)
     news = _News(run)
@@ -46,6 +52,7 @@ def follow(run: Run, *, every_line: bool = False, toolkits: bool = False) -> boo
                 raise KeyboardInterrupt  # again: Python drops one that is raised in a callback
             display.idle()
             news.show(display)
+            _end_if_denied(run)
 
         while True:
             try:
@@ -94,9 +101,21 @@ def _stop(run: Run, reason: str, display: _LiveLine | _PlainLines | _LogLines) -
     return True
 
 
+def _end_if_denied(run: Run) -> None:
+    """Raise a UserError if AWS has refused for DENIED_SECONDS to describe the run, and no terminal shows that to a user."""
+    if run.denied_since is None or time.monotonic() - run.denied_since < DENIED_SECONDS or _has_terminal():
+        return
+    found = f"{run.name} goes on, and is not followed any longer after {DENIED_SECONDS / 60:.0f} min: {run.trouble}"
+    raise mistake("run", found, f"then launcher attach {run.name} follows it; launcher stop {run.name} stops it")
+
+
+def _has_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
 def _ask() -> str:
     """Ask what Ctrl-C means. Without a terminal it stops the run."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not _has_terminal():
         return "stop"
     try:
         with interruptible():

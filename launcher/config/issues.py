@@ -74,10 +74,15 @@ class UserError(ValueError):
 
 
 class Unreachable(Exception):
-    """AWS does not answer: no network, no valid credentials, or too many requests. Runs there go on."""
+    """AWS does not answer: no network, no valid credentials, or too many requests. Runs there go on.
 
-    def __init__(self, found: str, fix: str):
+    Args:
+        is_denied: AWS answered that the credentials lack a permission, which seldom changes by itself.
+    """
+
+    def __init__(self, found: str, fix: str, *, is_denied: bool = False):
         super().__init__(f"{found}; {fix}")
+        self.is_denied = is_denied
 
 
 def mistake(key: str, found: str, fix: str, valid: str = "") -> UserError:

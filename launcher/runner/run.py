@@ -60,6 +60,8 @@ class Run:
     """The pipe whose EOF tells the supervisor that this process is gone; empty once closed. `pop` lets only one thread close it."""
     trouble: str = field(default="", repr=False)
     """Why SageMaker does not answer, or that the disk has no room for its answer; "" if neither. The folder holds its last answer."""
+    denied_since: float | None = field(default=None, repr=False)
+    """time.monotonic() of the first refusal since when AWS says only that a permission is missing; None if it says something else."""
     _pause: float = field(default=FIRST_PAUSE, repr=False)
     _ask_at: float = field(default=0.0, repr=False)
 
@@ -95,11 +97,12 @@ class Run:
             return
         try:
             new = backends.starter(self.backend).refresh(self.folder)
-            self.trouble = ""
+            self.trouble, self.denied_since = "", None
             least = len(self.hosts) / HOSTS_PER_SECOND  # each host's log takes a request of its own
             self._pause = max(least, FIRST_PAUSE if new else min(self._pause * PAUSE_GROWTH, LONGEST_PAUSE))
         except Unreachable as error:
             self.trouble = str(error)
+            self.denied_since = (self.denied_since or now) if error.is_denied else None
             self._pause = PAUSE_IN_TROUBLE
         except OSError as error:
             if error.errno not in disk.NO_SPACE:

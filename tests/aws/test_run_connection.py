@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -65,6 +66,28 @@ def test_without_the_right_to_read_logs_a_run_is_still_followed_to_its_end(sagem
     assert main.main(["logs", run.name]) == 0
     assert "logs: not allowed" in capsys.readouterr().err
     assert run.result() == {"validation_accuracy": 0.9}
+
+
+def test_without_the_right_to_describe_it_a_run_is_not_followed_for_ever(sagemaker_job, aws_calls, monkeypatch, capsys):
+    """As in CI, where nobody sees the trouble. In a terminal somebody does."""
+    run = started(sagemaker_job(SLEEPS))
+    wait_until(lambda: is_ready(run), 60, "the script's line")
+    denied = {"code": "AccessDeniedException", "message": "not authorized to perform: sagemaker:DescribeTrainingJob"}
+    aws_calls.fail("DescribeTrainingJob", **denied)
+    wait_until(lambda: run.state and run.denied_since is not None, what="a refusal")
+    live._end_if_denied(run)  # not at once
+    monkeypatch.setattr(live, "DENIED_SECONDS", 0.0)
+    with monkeypatch.context() as terminal:
+        for stream in (sys.stdin, sys.stdout):
+            terminal.setattr(stream, "isatty", lambda: True)
+        live._end_if_denied(run)
+    aws_calls.fail("DescribeTrainingJob", **denied)
+    assert main.main(["attach", run.name]) == 2
+    reported = capsys.readouterr().err
+    assert f"{run.name} goes on, and is not followed any longer" in reported and denied["message"] in reported
+    assert f"launcher attach {run.name} follows it; launcher stop {run.name} stops it" in reported
+    run.stop()
+    assert run.wait(60) == "Stopped" and run.denied_since is None
 
 
 def test_the_record_can_be_read_while_aws_does_not_answer(sagemaker_job, monkeypatch, emulator):
