@@ -246,8 +246,9 @@ def test_what_cannot_be_decoded_fails_for_each_view():
 def test_the_cost_of_an_image_is_that_of_a_view_where_several_come_from_one_decoding(photographs, monkeypatch):
     decoded, now = counted(monkeypatch), iter([0, 6, 10, 40, 50, 80])  # seconds: when three visits begin and end
     monkeypatch.setattr(workers, "MEASURED", 3)
+    monkeypatch.setattr(workers, "REPEATS", 1)
     monkeypatch.setattr(workers, "time", SimpleNamespace(perf_counter=lambda: next(now)))
-    assert workers.milliseconds_per_image(views(photographs, ReferencePreprocessor()), TOGETHER) == 30_000 / TOGETHER
+    assert workers.milliseconds_per_image(views(photographs, ReferencePreprocessor()), TOGETHER) == 22_000 / TOGETHER
     assert sum(decoded.values()) == 3 and set(decoded.values()) == {1}
 
 
@@ -264,7 +265,9 @@ def test_the_setting_reaches_the_loader(photographs):
 @pytest.mark.parametrize(("sampler", "views"), [(TrainingBatches, TOGETHER), (LabellingBatches, 1)])
 def test_what_an_image_costs_is_measured_with_as_many_views_as_a_batch_draws_together(photographs, monkeypatch, sampler, views):  # fmt: skip
     measured = []
-    monkeypatch.setattr(workers, "milliseconds_per_image", lambda _, together: measured.append(together) or 1.0)
+    monkeypatch.setattr(
+        workers, "milliseconds_per_image", lambda _, together, anywhere: measured.append(together) or 1.0
+    )
     asked = LabelledImageSettings(epochs=3, image_size=24, global_batch_size=12, views_per_decode=TOGETHER)
     data = open_data(photographs, photographs, asked, 3)
     open_loaders(data, asked, ALONE, batch_size_per_device=12, views=3, sampler=sampler)

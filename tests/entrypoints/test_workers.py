@@ -90,6 +90,39 @@ def test_beside_a_gpu_small_images_get_a_few_workers_too(machine, photographs, m
     assert chosen(world, photographs).count == count
 
 
+class Timed:
+    """Images whose costs are known: a slow first read, thumbnails at the start, photographs after them."""
+
+    def __init__(self, costs: list[float]):
+        self.costs, self.now, self.seen = costs, 0.0, []
+
+    def __len__(self) -> int:
+        return len(self.costs)
+
+    def __getitem__(self, draw):
+        self.now += self.costs[draw[1]] / 1000 + (10 if draw[1] not in self.seen else 0)
+        self.seen.append(draw[1])
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("costs", "anywhere", "measured", "expected"),
+    [
+        ([0.1] + [6.0] * 5, True, [0, 1, 2, 3, 4, 5], 5.0167),
+        ([0.1] * 10 + [6.0] * 50, True, [0, 10, 20, 30, 40, 50], 5.0167),
+        ([0.1] * 10 + [6.0] * 50, False, [0, 1, 2, 3, 4, 5], 0.1),
+        ([3.0], True, [0], 3.0),
+    ],
+)
+def test_one_small_image_does_not_make_the_others_look_cheap(monkeypatch, costs, anywhere, measured, expected):
+    images = Timed(costs)
+    monkeypatch.setattr(workers, "time", images)
+    assert workers.milliseconds_per_image(images, 1, anywhere) == pytest.approx(expected, rel=1e-3)
+    assert [*dict.fromkeys(images.seen)] == measured
+
+
 @pytest.mark.parametrize(
     ("values", "kind"),
     [

@@ -146,7 +146,7 @@ def open_loaders(
         order=data.order,
         announce=data.announce if remote is None else None,
     )
-    workers = choose(settings, world, data.training, views=batches.drawn_together)
+    workers = choose(settings, world, data.training, views=batches.drawn_together, anywhere=data.announce is None)
     train: Batches
     if remote is not None:
         train = remote(data, batches)

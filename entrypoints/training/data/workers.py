@@ -31,7 +31,10 @@ MOST = 16
 """The most workers per process that auto uses: more threads would wait for the GIL, and more readers for a shared disk."""
 
 MEASURED = 6
-"""Images whose cost is measured; the first is a warm-up, for what is loaded with it."""
+"""Images whose cost is measured."""
+
+REPEATS = 3
+"""Measurements of each of them; the first also loads what the others find loaded."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ def choose(
     environ: Mapping[str, str] = os.environ,
     *,
     views: int = 1,
+    anywhere: bool = True,
 ) -> Workers:
     """As many workers as the settings ask for or, with auto, as there are cores for, unless images cost too little. The same number in
     every process. A collective.
@@ -59,12 +63,13 @@ def choose(
     Args:
         images: the training images, indexed by a SampleKey.
         views: consecutive views of an image, each of them an image of a batch.
+        anywhere: as `milliseconds_per_image` takes it.
     """
     kind, asked = worker_kind(settings, world.device), settings.num_workers
     share, where = cores_per_process(world, environ)
     if asked != "auto":
         return Workers(kind, asked, f"data workers: {_counted(kind, asked)}, {_as_asked(asked, share, where)}")
-    cost = milliseconds_per_image(images, views)
+    cost = milliseconds_per_image(images, views, anywhere)
     gpu = accelerator.is_gpu(world.device)
     if cost < (TINY_BESIDE_A_GPU if gpu else TINY):
         count, why = 0, f"an image costs {cost:.2f} ms, too little to hand over"
@@ -132,20 +137,26 @@ def _as_asked(asked: int, share: float, where: str) -> str:
     )
 
 
-def milliseconds_per_image(images: Images, views: int = 1) -> float:
-    """Time to read, decode and augment one training image: the least of a few, because other programs only add to it.
+def milliseconds_per_image(images: Images, views: int = 1, anywhere: bool = True) -> float:
+    """Time to read, decode and augment one training image: the mean over a few images, since sizes differ, of the least of each, because
+    other programs only add to it.
 
     Args:
         views: consecutive views of an image, each of them an image of a batch.
+        anywhere: measure images from all over the set. False: the first ones, since others might lie in shards that are not here yet.
     """
-    begin, times = getattr(images, "begin_batch", lambda _: images.__getitem__), []
-    for index in range(min(MEASURED, len(images))):  # neighbours: others might lie in shards that are not needed yet
-        draws = [(view, index) for view in range(1, 1 + views)]
-        started, item = time.perf_counter(), begin(draws)
-        for draw in draws:
-            item(draw)
-        times.append((time.perf_counter() - started) * 1000 / views)
-    return min(times[1:] or times)
+    begin, count = getattr(images, "begin_batch", lambda _: images.__getitem__), min(MEASURED, len(images))
+    step = len(images) // count if anywhere else 1
+    costs = []
+    for index in range(0, count * step, step):
+        draws, times = [(view, index) for view in range(1, 1 + views)], []
+        for _ in range(REPEATS):
+            started, item = time.perf_counter(), begin(draws)
+            for draw in draws:
+                item(draw)
+            times.append((time.perf_counter() - started) * 1000 / views)
+        costs.append(min(times))
+    return sum(costs) / len(costs)
 
 
 def _counted(kind: WorkerKind, count: int) -> str:
