@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import shutil
+import struct
 import threading
 from pathlib import Path
 
@@ -278,6 +279,25 @@ def test_of_16_bits_the_upper_8_are_kept(tmp_path):
         Image.fromarray(values).save(tmp_path / name)
         assert np.array_equal(read(tmp_path / name, 1), values // 256), name
         assert np.array_equal(np.asarray(read(tmp_path / name, 3))[..., 2], values // 256), name
+
+
+def grey_tiff(samples: bytes, width: int, bits: int, photometric: int) -> bytes:
+    """An uncompressed TIFF of one row."""
+    sizes = {256: width, 257: 1, 258: bits, 259: 1, 262: photometric, 273: 8, 277: 1, 278: 1, 279: len(samples)}
+    tags = b"".join(struct.pack("<HHIHH", tag, 3, 1, value, 0) for tag, value in sizes.items())
+    return b"II*\0" + struct.pack("<I", 8 + len(samples)) + samples + struct.pack("<H", len(sizes)) + tags + bytes(4)
+
+
+def test_of_a_tiff_of_12_bits_the_upper_8_are_kept(tmp_path):
+    (tmp_path / "0.tif").write_bytes(grey_tiff(bytes.fromhex("0003e8800fff"), 4, bits=12, photometric=1))
+    assert np.asarray(read(tmp_path / "0.tif", 1)).tolist() == [[0, 1000 // 16, 128, 255]]
+
+
+@pytest.mark.parametrize(("photometric", "expected"), [(0, [255, 193, 127, 0]), (1, [0, 62, 128, 255])])
+def test_a_tiff_of_16_bits_whose_white_is_zero_is_no_negative(tmp_path, photometric, expected):
+    samples = np.array([0, 16000, 32768, 65535], "<u2").tobytes()
+    (tmp_path / "0.tif").write_bytes(grey_tiff(samples, 4, bits=16, photometric=photometric))
+    assert np.asarray(read(tmp_path / "0.tif", 1)).tolist() == [expected]
 
 
 @pytest.mark.parametrize("mode", ["I", "F"])

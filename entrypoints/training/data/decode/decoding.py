@@ -22,6 +22,9 @@ unpack to as much."""
 ORIENTATION = 0x0112
 """The EXIF tag of how a camera was held (CIPA DC-008, section 4.6.4)."""
 
+BITS, PHOTOMETRIC, WHITE_IS_ZERO = 258, 262, 0
+"""Tags of a TIFF: a sample's bits, and what their values mean; and the value of a negative (TIFF 6.0, section 8)."""
+
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -88,7 +91,7 @@ _TOO_LARGE = f"it has more than {MAX_PIXELS:,} pixels, the limit for one image: 
 def decode(encoded: bytes, file: str | Path, channels: int) -> Image.Image:
     """An image in mode L for one channel, RGB for three.
 
-    EXIF's orientation is applied, transparency becomes white, and 16 bits are reduced to the upper 8.
+    EXIF's orientation is applied, transparency becomes white, and 12 or 16 bits are reduced to the upper 8.
 
     Args:
         encoded: a whole image file.
@@ -131,10 +134,14 @@ def as_pixels(image: Image.Image) -> np.ndarray:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """16-bit grey reduced to the upper 8 bits; Pillow would clip it at 255, so that nearly all of it becomes white."""
+    """Grey of more than 8 bits reduced to the upper 8; Pillow would clip it at 255, so that nearly all of it becomes white."""
     # PNG before Pillow 11, and a PGM of any range above 8 bits, which Pillow scales up to 16
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
-        return Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
+        # Pillow leaves 12 bits of a TIFF as they are, and of such depth does not turn what is white at 0
+        tags: Any = getattr(image, "tag_v2", {})
+        bits, negative = tags.get(BITS, (16,))[0], tags.get(PHOTOMETRIC) == WHITE_IS_ZERO
+        pixels = (np.asarray(image).astype(np.uint16) >> (bits - 8)).astype(np.uint8)
+        return Image.fromarray(255 - pixels if negative else pixels)
     if image.mode in ("I", "F"):
         raise ValueError(f"it has 32-bit {image.mode} pixels: convert it to 8 bits, in the range you want to keep")
     return image
