@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,12 @@ def image_suffixes() -> tuple[str, ...]:
 def walk(root: Path, onerror: Callable[[OSError], None] | None = None) -> Iterator[tuple[str, list[str], list[str]]]:
     """As os.walk, but follows links, except those that lead up to a folder that contains them."""
     yield from _module().walk(root, onerror)
+
+
+def masks_among(folders: Iterable[str]) -> set[str]:
+    """Names of a folder's folders that hold masks beside their images."""
+    found: set[str] = _module().masks_among(folders)
+    return found
 
 
 def _module() -> Any:

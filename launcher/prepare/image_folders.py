@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from launcher.config.file_trees import image_suffixes, walk
+from launcher.config.file_trees import image_suffixes, masks_among, walk
 from launcher.config.issues import Issue, UserError, mistake
 from launcher.prepare.samples import KEPT, Sample
 
@@ -71,7 +71,7 @@ def _images_below(folder: Path, without: Iterable[str] = ()) -> Iterator[str]:
     """
     left_out, endings = {*without}, image_suffixes()
     for place, folders, files in walk(folder, _refuse_unlisted):
-        left_out |= {"masks"} if {"images", "masks"} <= {*folders} else set()
+        left_out |= masks_among(folders)
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in left_out)
         left_out = set()
         for name in sorted(files):

@@ -60,6 +60,13 @@ def test_a_tree_of_any_shape_gives_its_images_by_path(tmp_path):
     assert UnlabelledFolder(tmp_path).listing() == opened.listing()
 
 
+def test_masks_beside_their_images_are_no_images(tmp_path):
+    found = ["masks/b.png", "site/images/sub/c.png"]  # without images beside them, masks may be images
+    write_tree(tmp_path, *found, "site/masks/sub/c.png")
+    opened = UnlabelledFolder(tmp_path)
+    assert [opened.name(number) for number in range(len(opened))] == [str(tmp_path / name) for name in found]
+
+
 def test_a_tree_without_an_image_is_refused(tmp_path):
     write_tree(tmp_path, "notes.txt")
     with pytest.raises(ValueError, match="has no images: put some there, in any folders"):

@@ -38,6 +38,11 @@ def walk(root: Path, onerror: Callable[[OSError], None] | None = None) -> Iterat
         above |= {os.path.join(place, name): around | own[name] for name in folders}
 
 
+def masks_among(folders: Iterable[str]) -> set[str]:
+    """Names of a folder's folders that hold masks beside their images, which are no images to learn from: `masks` beside `images`."""
+    return {"masks"} if {"images", "masks"} <= {*folders} else set()
+
+
 def refuse_unlisted(error: OSError) -> None:
     """For `walk`'s onerror: raise the error, except for a missing folder. Otherwise its content would be missing without a word."""
     if not isinstance(error, FileNotFoundError):

@@ -14,7 +14,7 @@ import numpy as np
 
 from training.data.decode.decoding import read_file
 from training.data.orders import FreeOrder
-from training.data.sources.file_trees import IMAGE_ENDINGS, refuse_unlisted, walk
+from training.data.sources.file_trees import IMAGE_ENDINGS, masks_among, refuse_unlisted, walk
 from training.data.storage import StorageError, read_with_retries
 
 CALLS_AT_ONCE = 16
@@ -181,9 +181,10 @@ def find_images(root: Path) -> dict[str, list[str]]:
 
 
 def _images_below(root: Path, name: str = "") -> Iterator[str]:
-    """Paths from the root of the images below it, or below one folder there, without hidden ones."""
+    """Paths from the root of the images below it, or below one folder there, without hidden ones and masks beside their images."""
     for folder, subfolders, files in walk(root / name, refuse_unlisted):
-        subfolders[:] = [subfolder for subfolder in subfolders if not subfolder.startswith(".")]
+        left_out = masks_among(subfolders)
+        subfolders[:] = [each for each in subfolders if not each.startswith(".") and each not in left_out]
         inside = os.path.relpath(folder, root)
         for file in files:
             if file.lower().endswith(IMAGE_ENDINGS) and not file.startswith("."):
