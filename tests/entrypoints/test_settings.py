@@ -108,12 +108,13 @@ WRONG = {
     "batch_size_per_device": 0, "ema_decay": 1, "checkpoint_every": 0, "keep_checkpoints": 0, "process_group_minutes": 0, "mixup": -1, "cutmix": -1,
     "mix_probability": 1.1, "random_erasing": -0.1, "teacher_loss_weight": -1, "teacher_pretrained": True, "min_teacher_accuracy": 1.1,
     "dkd_alpha": -1, "dkd_beta": -1, "dist_beta": -1, "dist_gamma": -1, "view_size": 7, "augmentation_load": -1,
-    "student": "", "views_per_decode": 0,
+    "student": "", "student_options": {"in_chans": 4}, "views_per_decode": 0,
 }  # fmt: skip
 
 WRONG_SEGMENTATION = {
     "decoder_channels": 30, "classes": 1, "ignore_index": 256, "image_size": [64, 31], "crop_size": [16, 64], "min_scale": 1.5, "max_scale": 11,
     "class_names": ["road", "sky", "car", "road"], "class_colours": [[0, 0, 0]] * 3 + [[0, 0, 256]], "dice_weight": -0.1, "overlays": -1, "min_teacher_miou": 1.1,
+    "model_options": {"in_chans": 0},
 }  # fmt: skip
 
 CASES = [(DistillationSettings, name, value) for name, value in WRONG.items()]
@@ -121,6 +122,7 @@ CASES += [(SegmentationSettings, name, value) for name, value in WRONG_SEGMENTAT
 CASES += [(SegmentationSettings, "teacher_cache", {"views": 1})]
 CASES += [(DistillationSettings, "teacher_stream", True)]
 CASES += [(ClassifierSettings, "probe_input_images", -1), (ClassifierSettings, "probe_image_size", 4)]
+CASES += [(ClassifierSettings, "model_options", {"in_chans": channels}) for channels in (2, 4, "three")]
 
 
 @pytest.mark.parametrize(("settings_class", "name", "value"), CASES)

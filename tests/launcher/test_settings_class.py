@@ -31,7 +31,7 @@ VALUES: list[Any] = [
     *("dali", "cpu", "kl", "resnet18", "channel:", "channel:cache", "[]", "[1, 2]", "{}", '{"views": 2}', "{", " 1 ", "1_000", "ü"),
     *([], [1], [64, 64], [32, 31], [1, 2, 3], ["a"], ["a", "a", "b", "c"], ["a", "b", "c", "d"], ["a", " ", "c", "d"], [[1, 2, 3]]),
     *([[1, 2, 3]] * 4, [[0, 0, 300]] * 4, {}, {"views": 0}, {"views": 3, "top_k": "x"}, {"views": 1, "where": "channel:"}),
-    *({"views": 1, "where": "channel:c"}, {"views": 1, "where": "channel:c", "complete": True}, {"depth": 1}, {"nope": 1}, {"in_chans": 1}),
+    *({"views": 1, "where": "channel:c"}, {"views": 1, "where": "channel:c", "complete": True}, {"depth": 1}, {"nope": 1}, {"in_chans": 1}, {"in_chans": 4}),
 ]  # fmt: skip
 
 TOGETHER: list[dict[str, Any]] = [

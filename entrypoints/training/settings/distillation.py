@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from training.settings import limits, require, setting
 from training.settings.entries import variants
-from training.settings.scripts import LabelledImageSettings, TeacherSettings
+from training.settings.scripts import IN_CHANS, LabelledImageSettings, TeacherSettings
 from training.settings.students import MAX_STUDENTS, OF_A_STUDENT
 
 AS_COMPLETE = "with teacher_cache.complete: the label bank replaces the teacher"
@@ -184,6 +184,7 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
         alone = self.unlabelled is not None and self.unlabelled.alone
         return super().conditions() + [
             ("student", self.student != "", "a timm model's name"),
+            ("student_options", self.student_options.get("in_chans", 3) in (1, 3), IN_CHANS),
             ("teacher_options", not complete or not self.teacher_options, f"empty {AS_COMPLETE}"),
             (
                 "teacher_options",

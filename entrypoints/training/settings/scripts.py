@@ -11,6 +11,9 @@ from training.settings.features import FeatureSettings
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 WorkerKind = Literal["threads", "processes", "loader"]
 
+IN_CHANS = "in_chans 1 for grey images or 3 for colour"
+"""What is valid among the options of a model that sees the images as they are."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
@@ -239,6 +242,7 @@ class ClassifierSettings(LabelledImageSettings):
             *super().conditions(),
             ("probe_image_size", not other_size, "null with worker_type remote"),
             ("trained_layers", self.trained_layers == "all" or self.pretrained is not False, "all without pretrained"),
+            ("model_options", self.model_options.get("in_chans", 3) in (1, 3), IN_CHANS),
         ]
 
 

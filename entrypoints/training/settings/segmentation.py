@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from training.settings import setting
 from training.settings.distillation import LabelBankSettings
-from training.settings.scripts import TeacherSettings
+from training.settings.scripts import IN_CHANS, TeacherSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +90,7 @@ class SegmentationSettings(TeacherSettings):
                 or (len(colours) == self.classes and all(0 <= part <= 255 for colour in colours for part in colour)),
                 f"[red, green, blue], each 0 to 255, for each of the {self.classes} classes, or null",
             ),
+            ("model_options", self.model_options.get("in_chans", 3) in (1, 3), IN_CHANS),
             ("min_scale", 0 < self.min_scale <= self.max_scale, "above 0 and at most max_scale"),
             (
                 "teacher_cache",
