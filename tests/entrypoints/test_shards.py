@@ -130,6 +130,13 @@ def test_loaders_bring_every_image_once_also_after_a_stop_at_another_world_size(
     assert held_out == Counter(range(64))
 
 
+def test_a_wide_window_keeps_no_more_shards_open_than_a_process_may(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "MAX_OPEN", 3)
+    opened = LabelledShards(write_channel(tmp_path / "train", *[1] * 12), reading=ShardReading(window=1000))
+    assert [opened.image(index) for index in range(12)] == [picture(index) for index in range(12)]
+    assert len(opened._files) == 3
+
+
 def test_masks_are_read_from_shards_as_from_folders(tmp_path):
     chosen = SegmentationSettings(model="x", classes=4, image_size=(32, 32), global_batch_size=2)
     members = {}

@@ -41,6 +41,10 @@ MAX_HEADERS = 1000
 """Headers that are kept, for messages about images that were just read."""
 
 
+MAX_OPEN = 256
+"""Shards that a channel keeps open: three channels fit into the 1,024 files of a usual limit (RLIMIT_NOFILE)."""
+
+
 @dataclass(frozen=True)
 class ShardReading:
     """How shards are read."""
@@ -180,9 +184,9 @@ class ShardFiles:
         """A shard's file, opened once. No lock: a fork can come at any time, and a dict needs none."""
         file = self._files.get(shard)
         if file is None:
-            file = self._open(self._names[shard])
+            file, most = self._open(self._names[shard]), min(2 * self._reading.window, MAX_OPEN)
             for other, opened in list(self._files.items()):
-                if len(self._files) >= 2 * self._reading.window or _is_gone(opened.descriptor):
+                if len(self._files) >= most or _is_gone(opened.descriptor):
                     self._files.pop(other, None)
             self._files[shard] = file
         return file
