@@ -13,7 +13,7 @@ import torch
 from training.data.views import open_data
 from training.engine import memory, probe
 from training.engine.compiling import decide_compiling
-from training.engine.delivery import Trained, deliver, require_packages
+from training.engine.delivery import Trained, deliver, require_exportable, require_packages
 from training.engine.fitting import fitting_loaders
 from training.engine.loop import train
 from training.engine.run import count_arithmetic, started, total_steps
@@ -52,6 +52,7 @@ def main(settings: ClassifierSettings) -> None:
         steps = total_steps(settings, data.epoch_images)
         settings, run = decide_compiling(settings, run, trained=steps)
         state = prepare(model, settings, steps, world)
+        require_exportable(settings, [state])
         run.record.passed("models")
         count_arithmetic(run, memory.example(data, world.device), [state.counted])
         now, without = memory.measure([state], data)

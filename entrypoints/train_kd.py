@@ -17,7 +17,7 @@ from functools import partial
 import torch
 from training.engine import memory, probe
 from training.engine.compiling import decide_compiling
-from training.engine.delivery import deliver, require_packages
+from training.engine.delivery import deliver, require_exportable, require_packages
 from training.engine.fitting import fitting_loaders
 from training.engine.loop import train
 from training.engine.run import count_arithmetic, started, total_steps
@@ -68,6 +68,7 @@ def main(settings: DistillationSettings) -> None:
             teacher = load_teacher(settings, environment, data.classes, channels).to(world.device)
         students = Students(each, teacher, data.classes, environment, image, steps, world, log)
         states = students.states
+        require_exportable(settings, states)
         run.record.passed("models")
         count_arithmetic(run, image, [state.counted for state in states], teacher.counted if teacher else ())
         now, without = memory.measure(states, data)

@@ -23,7 +23,7 @@ from training.engine import delivery
 from training.engine.loop import Outcome
 from training.models import card as model_card
 from training.models import export, onnx_export, timm_models
-from training.settings.scripts import TrainingSettings
+from training.settings.scripts import LabelledImageSettings, TrainingSettings
 
 from launcher.config.entrypoints import entrypoints_folder
 from launcher.planner.source_package import COMMIT_FILE
@@ -284,6 +284,43 @@ def test_what_onnx_lacks_is_reported_before_training(monkeypatch):
         ValueError, match="there is no no_such_package here: install them .pip install no_such_package., or set"
     ):
         onnx_export.require_packages()
+
+
+def test_a_model_too_large_for_onnx_is_reported_before_training(monkeypatch):
+    state = SimpleNamespace(evaluated=made("resnet10t").to(torch.bfloat16))
+    asked = LabelledImageSettings(export_onnx=True)
+    delivery.require_exportable(asked, [state])
+    monkeypatch.setattr(onnx_export, "MAX_BYTES", 3 * timm_models.parameter_count(state.evaluated))
+    with pytest.raises(ValueError, match="GiB of weights do not fit into one ONNX file of 2 GiB: set export_onnx"):
+        delivery.require_exportable(asked, [state])
+    delivery.require_exportable(LabelledImageSettings(), [state])
+
+
+def test_a_model_without_an_onnx_file_is_delivered_all_the_same(monkeypatch, tmp_path):
+    """Hours of training do not fail for a file that can be made later."""
+
+    def fails(*_, **__):
+        raise ValueError("ONNX Runtime's logits differ")
+
+    monkeypatch.setattr(onnx_export, "save_onnx", fails)
+    settings, logged, results = LabelledImageSettings(export_onnx=True), [], []
+    model = made("resnet10t")
+    state = SimpleNamespace(name="small", evaluated_at=8, model=model, evaluated=model, settings=settings)
+    run = SimpleNamespace(
+        world=World(0, 1, 0, torch.device("cpu"), "none", "test"),
+        environment=SimpleNamespace(model_dir=tmp_path),
+        report=SimpleNamespace(result=results.append, log=logged.append),
+        arithmetic=SimpleNamespace(overall=lambda: None, about=lambda: None),
+        settings=settings,
+    )
+    data = SimpleNamespace(epoch_images=4, held_out=[0], classes=CLASSES)
+    outcome = Outcome(8, None, True, 1.0, {})
+    trained = delivery.Trained(state, "resnet10t", {"in_chans": 1})
+    delivery.deliver(outcome, [trained], data, run, image_size=32)
+    assert [file.name for file in tmp_path.glob("small/*.safetensors")] and results[0]["steps"] == 8
+    assert logged == [
+        f"WARNING: no {tmp_path / 'small/model.onnx'} of resnet10t: ValueError: ONNX Runtime's logits differ"
+    ]
 
 
 # -- the card -----------------------------------------------------------------------------------------------------------

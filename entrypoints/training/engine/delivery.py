@@ -27,6 +27,17 @@ def require_packages(settings: LabelledImageSettings) -> None:
         onnx_export.require_packages()
 
 
+def require_exportable(settings: LabelledImageSettings, states: Sequence[TrainingState]) -> None:
+    """Check before training that each model fits into the requested exports.
+
+    Raises:
+        ValueError: one is too large; the message says by how much.
+    """
+    if settings.export_onnx:
+        for state in states:
+            onnx_export.require_size(state.evaluated)
+
+
 @dataclass(frozen=True)
 class Trained:
     """A model that a run leaves."""
@@ -93,7 +104,10 @@ def _write_model(
     decoder: Mapping[str, Any] | None,
     teacher: Any,
 ) -> None:
-    """Write a model's folder: weights and description, card, and ONNX if requested."""
+    """Write a model's folder: weights and description, card, and ONNX if requested.
+
+    An ONNX export that fails is logged and leaves no file: the model is trained, and its weights are written.
+    """
     settings, model = trained.state.settings, trained.state.evaluated
     folder = run.environment.model_dir / trained.state.name  # model_dir itself if it has no name
     metrics = {"steps": outcome.steps, **validation}
@@ -119,4 +133,9 @@ def _write_model(
     }
     card.write(folder, facts)
     if isinstance(settings, LabelledImageSettings) and settings.export_onnx:
-        onnx_export.save_onnx(model, folder, image_size, channels=model.mean.numel())
+        try:
+            onnx_export.save_onnx(model, folder, image_size, channels=model.mean.numel())
+        except Exception as error:  # whatever it is, the model is trained and delivered
+            run.report.log(
+                f"WARNING: no {folder / onnx_export.FILE} of {trained.name}: {type(error).__name__}: {error}"
+            )

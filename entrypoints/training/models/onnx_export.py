@@ -44,6 +44,22 @@ def require_packages() -> None:
         )
 
 
+def require_size(model: Normalized) -> None:
+    """Fail early if a model is too large for one file.
+
+    Raises:
+        ValueError: it is; the message says by how much.
+    """
+    size = sum(
+        value.numel() * (4 if value.is_floating_point() else value.element_size())
+        for value in model.state_dict().values()
+    )
+    if size >= MAX_BYTES:
+        raise ValueError(
+            f"{size / 2**30:.1f} GiB of weights do not fit into one ONNX file of 2 GiB: set export_onnx: false"
+        )
+
+
 def save_onnx(model: Normalized, folder: Path, image_size: int | Sequence[int], channels: int) -> float:
     """Write model.onnx, from pixels to logits; it includes the normalisation, so that nobody has to repeat it.
 
@@ -61,16 +77,12 @@ def save_onnx(model: Normalized, folder: Path, image_size: int | Sequence[int], 
         ValueError: a package is missing, the model is too large for one file, or the difference is above TOLERANCE.
     """
     require_packages()
+    require_size(model)
     import onnx
     import onnxruntime
 
     height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
     model = copy.deepcopy(model).to("cpu", torch.float32).to(memory_format=torch.contiguous_format).eval()
-    size = sum(value.numel() * value.element_size() for value in model.state_dict().values())
-    if size >= MAX_BYTES:
-        raise ValueError(
-            f"{size / 2**30:.1f} GiB of weights do not fit into one ONNX file of 2 GiB: set export_onnx: false"
-        )
     rng = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (3, channels, height, width), dtype=torch.uint8, generator=rng)
     with atomic_write(folder / FILE) as place:

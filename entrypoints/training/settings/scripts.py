@@ -188,7 +188,8 @@ class LabelledImageSettings(TrainingSettings):
     1/N of the images, and N epochs visit each image once. It pays off if decoding is the bottleneck. A batch then shows fewer images; for
     mixing, their number is best even. Make batch_size_per_device a multiple of N. A run shorter than N epochs leaves images out."""
     export_onnx: bool = setting(False, on_resume="may change")
-    """Also write model.onnx, checked against PyTorch; needs the packages onnx and onnxruntime."""
+    """Also write model.onnx, checked against PyTorch; needs the packages onnx and onnxruntime. If that fails after training, the log says
+    why, and the run ends without it."""
 
     def conditions(self) -> list[tuple[str, bool, str]]:
         composed = self.compose_augmentation and self.preprocessing != "cpu"
