@@ -333,6 +333,20 @@ def test_the_same_classes_in_another_order_are_named_with_the_first_that_differs
         open_data(train, validation, settings(), 1)
 
 
+def test_shards_without_class_names_that_lack_the_last_class_are_refused_with_the_fix(tmp_path):
+    train, validation = write_channel(tmp_path / "train", 3), write_channel(tmp_path / "validation", 2)
+    names = (train / "classes.txt").read_text()
+    for folder in (train, validation):
+        (folder / "classes.txt").unlink()
+    with pytest.raises(
+        ValueError, match="only .*train has 2. Without names, .* put the same classes.txt beside the shards of both"
+    ):
+        open_data(train, validation, settings(), 1)
+    for folder in (train, validation):
+        (folder / "classes.txt").write_text(names)
+    assert open_data(train, validation, settings(global_batch_size=1), 1).classes == ["class 0", "class 1", "class 2"]
+
+
 @pytest.mark.parametrize("keep", [0, 100, 2000, 4096, 10240 - 10240 % 512 - 7 * 512])
 def test_a_shard_that_was_cut_anywhere_is_named(tmp_path, keep):
     root = write_channel(tmp_path / "train", 3, 4)

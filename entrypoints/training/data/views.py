@@ -23,9 +23,9 @@ from training.data.decode.reference import ReferencePreprocessor
 from training.data.loaders import Collate, Data, collate_items
 from training.data.mixing import Mixing, partners
 from training.data.preprocessing import Preprocessor, open_preprocessor
-from training.data.sources.channels import Source, open_source
+from training.data.sources.channels import Source, has_shards, open_source
 from training.data.sources.joint import channels_with_copies, open_training
-from training.data.sources.shard_index import CLASSES
+from training.data.sources.shard_index import CLASSES, read_classes
 from training.data.threads import PerBatchMemo
 from training.runtime.environment import Environment, read_environment
 from training.settings.scripts import LabelledImageSettings
@@ -313,7 +313,9 @@ def _different(training: Source, held_out: Source) -> str:
         if set(one.classes) - set(other.classes)
     ]
     if alone:
-        return f"the channels train and validation hold different classes: {'; '.join(alone)}"
+        unnamed = any(has_shards(one.root) and read_classes(one.root) is None for one in (training, held_out))
+        fix = f". Without names, classes are numbers up to the largest label: put the same {CLASSES[0]} beside the shards of both"
+        return f"the channels train and validation hold different classes: {'; '.join(alone)}{fix if unnamed else ''}"
     number, (first, second) = next(
         (number, pair)
         for number, pair in enumerate(zip_longest(training.classes, held_out.classes))
