@@ -6,8 +6,6 @@ others.
 
 from __future__ import annotations
 
-import signal
-import traceback
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
@@ -22,13 +20,6 @@ FULL = 1000
 
 WITHIN = ("optimizer", "backward")
 """Phases that continue after a backward pass within them."""
-
-
-def is_of_a_signal_handler(error: Exception) -> bool:
-    """Whether the script's own handler of a signal raised it, while one of the observer's hooks ran: it is the script's to catch."""
-    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
-    codes = {code for handler in handlers if (code := getattr(handler, "__code__", None)) is not None}
-    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 class Events:
@@ -65,8 +56,6 @@ class Events:
             if len(self._waiting) >= FULL:
                 self.settle()
         except Exception as error:
-            if is_of_a_signal_handler(error):
-                raise
             self._fail(error)
 
     def settle_if_due(self) -> None:
@@ -86,6 +75,4 @@ class Events:
             if self.on_settled is not None:
                 self.on_settled()
         except Exception as error:
-            if is_of_a_signal_handler(error):
-                raise
             self._fail(error)

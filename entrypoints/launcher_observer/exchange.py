@@ -23,7 +23,7 @@ class ExchangeRecord:
         """(samples, mean nanoseconds of them) of each model's first steps."""
 
     def step_ended(self, models: Iterable[Any]) -> None:
-        """Called after each step: the early samples are told from later ones only if the record is read after them."""
+        """Called after each step: the record is read after the early samples, since later it has only one mean of all."""
         for model in models:
             if hasattr(type(model), "_get_ddp_logging_data") and model not in self._early:
                 self.seconds(model)

@@ -17,7 +17,7 @@ from launcher_observer import process, setups
 from launcher_observer.addresses import Address, here
 from launcher_observer.contract import node_name
 from launcher_observer.created_objects import CreatedObjects
-from launcher_observer.events import WITHIN, Events, is_of_a_signal_handler
+from launcher_observer.events import WITHIN, Events
 from launcher_observer.exchange import ExchangeRecord
 from launcher_observer.lines import LineSampler
 from launcher_observer.repeating_loaders import repeats_after
@@ -91,8 +91,6 @@ class Observer:
             try:
                 return act(*args, **kwargs)
             except Exception as error:
-                if is_of_a_signal_handler(error):
-                    raise
                 self._fail(error)
         return None
 
@@ -106,7 +104,13 @@ class Observer:
         self.is_over, self.thread = True, None
 
     def _fail(self, error: Exception) -> None:
-        """The observer failed: the script continues, unobserved."""
+        """The observer failed: the script continues, unobserved.
+
+        Raises:
+            the error, if a handler of the script's own raised it.
+        """
+        if process.is_of_a_signal_handler(error):
+            raise error
         if self.is_over:
             return
         self._stop()

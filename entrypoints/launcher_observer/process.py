@@ -5,7 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import resource
+import signal
 import time
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -82,3 +84,10 @@ def described(torch: Any, device: Any) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "process_started": process_started(),
     }
+
+
+def is_of_a_signal_handler(error: Exception) -> bool:
+    """Whether a signal's handler of the script raised it, while other code ran: it is the script's to catch."""
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    codes = {code for handler in handlers if (code := getattr(handler, "__code__", None)) is not None}
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))

@@ -86,7 +86,7 @@ class Setups:
 
     def loader(self, loader: Any) -> Loader:
         """A DataLoader was made. One with the dataset, line and values of an earlier one counts as the same."""
-        made_at = self._first_maker(loader.dataset)
+        made_at = self._maker(loader.dataset)
         values = loader_values(loader)
         key = (made_at, id(loader.dataset), tuple(sorted((name, str(value)) for name, value in values.items())))
         known = self._loaders.get(key)
@@ -118,7 +118,7 @@ class Setups:
         if loader.role != "unknown":
             self.note(loader)
 
-    def _first_maker(self, dataset: Any) -> Address:
+    def _maker(self, dataset: Any) -> Address:
         """Where a loader is made; if a framework makes it, where the dataset's first one was, which it may stand for."""
         known, made_at = self._first_makers.get(id(dataset)), here()
         if known is not None and known[0]() is dataset:

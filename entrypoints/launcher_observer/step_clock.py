@@ -18,12 +18,9 @@ MAX_OPTIMIZER_STEPS = 64
 """Of one optimizer on one batch; further ones count as steps of a script that keeps its batch."""
 
 MAX_PARTS = 50_000
-"""Copies after an optimizer step without a batch request, from which on the trained model counts as in use. Loops that collect their
-training data make some thousands between two steps."""
-
-MAX_PHASES = 10_000
-"""Of a step without an optimizer's step: two of each backward pass, as in an attack on the model, or where the script updates its
-parameters itself."""
+"""Copies after an optimizer step without a batch request, from which on the trained model counts as in use; and phases of a step, from
+which on it counts as one that no optimizer ends, such as attacks on the model. Loops that collect their training data make some thousands
+between two steps."""
 
 SHORTEST_EVALUATION = 0.001
 """Seconds between `eval()` and `train()`."""
@@ -526,7 +523,7 @@ class StepClock:
 
     def _add(self, phase: str, step: Step) -> None:
         """Assign the time since the last mark to this phase."""
-        if not step.optimizers and phase != "optimizer" and len(step.phases) >= MAX_PHASES:
+        if not step.optimizers and phase != "optimizer" and len(step.phases) >= MAX_PARTS:
             self._step = None  # gradients that no optimizer uses
             return
         step.phases.append((phase, self._mark, self.moment))

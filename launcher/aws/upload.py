@@ -18,6 +18,7 @@ from launcher.config.issues import UserError, mistake
 from launcher.config.job import Job
 from launcher.planner.plan import Plan, Upload
 from launcher.planner.source_package import GZIP_LEVEL, archive, check_archive, code_checksum, recorded_files
+from launcher.record.checksum import sha256
 from launcher.record.records import RunFolder
 from launcher.show.text import counted, file_size
 
@@ -59,7 +60,8 @@ def planned_upload(job: Job, channel: str, place: Path) -> Upload:
             fingerprint.update(f"{relative}\0{size}\0{time}\n".encode())
             lone = len(files) == 1 and time < LONE_NORMALISED_NS and time % SECOND == 0
             if share_a_time or lone or time < NORMALISED_NS:
-                fingerprint.update(_checksum(file))
+                with open(file, "rb") as opened:
+                    fingerprint.update(sha256(opened).encode())
     except OSError as error:
         found = f"{error.filename}: {error.strerror}, and it would be uploaded"
         raise mistake(key, found, "name the data's own folder, or make it readable") from None
@@ -68,15 +70,6 @@ def planned_upload(job: Job, channel: str, place: Path) -> Upload:
     base = f"{(job.output or '').rstrip('/')}/inputs/{channel}-{fingerprint.hexdigest()[:16]}/"
     total = sum(size for _, _, size, _ in files)
     return Upload(place, base if place.is_dir() else base + place.name, len(files), total)
-
-
-def _checksum(file: Path) -> bytes:
-    """SHA-256 of a file's contents."""
-    checksum = hashlib.sha256()
-    with open(file, "rb") as opened:
-        while block := opened.read(2**20):
-            checksum.update(block)
-    return checksum.digest()
 
 
 def _holds_home(place: Path) -> bool:

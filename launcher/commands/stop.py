@@ -53,7 +53,8 @@ def _chosen(name: str) -> launcher.Run:
     latest = launcher.attach(name)
     if latest.name == name:
         return latest
-    under_way, costly = list[launcher.Run](), latest
+    under_way: list[launcher.Run] = []
+    costly = latest
     for run in (launcher.Run(folder) for folder in records.all_runs(name) if folder.plan.exists()):
         try:
             is_over = run.folder.state() in OVER

@@ -33,6 +33,7 @@ class Kept:
     beside: tuple[str, ...]
     """What else changed and can touch the time."""
     why: str = ""
+    """Why it is not judged; "" if it is."""
 
     @property
     def is_inside(self) -> bool | None:

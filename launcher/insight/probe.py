@@ -388,7 +388,7 @@ def _said(finding: Finding, probe: Probe) -> str | None:
         return _verdict_on_workers(finding.kind, probe)
     if probe.with_workers is not None and probe.helped:
         return f"refuted: with {_counted(probe.with_workers[0])}, the speed-up of whole steps is {probe.gained:.2f}"
-    if probe.fastest is None or not (probe.with_workers is not None or probe.no_other_helps):
+    if probe.fastest is None or (probe.with_workers is None and not probe.no_other_helps):
         return None
     busy = probe.busy(probe.fastest)
     reason = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import numpy as np
 
@@ -62,12 +63,22 @@ class StepEvidence:
 
         All steps count equally, however few of them a window holds: the observer gives a slow one a window of its own.
         """
+        return self._mean_extra(name, windows.steady, windows.counts)
+
+    def _mean_extra(
+        self, name: str, counted: Callable[[Steps], np.ndarray], weights: Callable[[Steps], np.ndarray]
+    ) -> float | None:
+        """
+        Args:
+            counted: (n,) bool, which of a rank's windows count.
+            weights: (n,) of each of them.
+        """
         means = []
         for steps in self.ranks:
             values = steps.extra.get(name)
-            if values is None or not (where := windows.steady(steps) & np.isfinite(values)).any():  # a rank without it
+            if values is None or not (where := counted(steps) & np.isfinite(values)).any():  # a rank without it
                 return None
-            means.append(float(np.average(values[where], weights=windows.counts(steps)[where])))
+            means.append(float(np.average(values[where], weights=weights(steps)[where])))
         return float(np.mean(means)) if means else None
 
     def cores_used(self, cpu_seconds: float | None) -> float | None:
@@ -94,14 +105,7 @@ class StepEvidence:
 
     def mean_rate(self, name: str) -> float | None:
         """Mean over ranks of a number per second in usual steps: over their time, not over the steps; None if a rank lacks it."""
-        means = []
-        for steps in self.ranks:
-            values = steps.extra.get(name)
-            if values is None or not (where := windows.usual(steps) & np.isfinite(values)).any():
-                return None
-            seconds = (steps.seconds["step"] * windows.counts(steps))[where]
-            means.append(float(np.average(values[where], weights=seconds)))
-        return float(np.mean(means)) if means else None
+        return self._mean_extra(name, windows.usual, lambda steps: steps.seconds["step"] * windows.counts(steps))
 
     @functools.cached_property
     def phases(self) -> dict[str, float]:

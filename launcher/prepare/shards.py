@@ -27,6 +27,7 @@ from launcher.prepare.entry_rules import entry_rules
 from launcher.prepare.processes import Advance, spread
 from launcher.prepare.samples import Encoding, Sample, encode, reason
 from launcher.prepare.state import read_state
+from launcher.record.checksum import sha256
 from launcher.record.records import write_atomically, write_json
 
 RECORDS = ".shards"
@@ -218,21 +219,12 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes) -> int:
 def _read_again(file: Path, size: int, checksum: str, columns: dict[str, list[int]]) -> None:
     """Compare a shard on disk with what was written, and its scan with the index."""
     with open(file, "rb") as opened:
-        on_disk = (
-            hashlib.file_digest(opened, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _sha256(opened)
-        )
+        on_disk = sha256(opened)
     index = entry_rules().shard_index.scan_shards(
         file.parent, {file.name: size}, None, labels=bool(columns["labels"] or columns["mask_offsets"])
     )
     if on_disk != checksum or any(getattr(index, name).tolist() != values for name, values in columns.items()):
         raise OSError(f"{file} does not hold what was written to it: the disk or the memory is faulty")
-
-
-def _sha256(opened: IO[bytes]) -> str:
-    found = hashlib.sha256()
-    while piece := opened.read(1 << 20):
-        found.update(piece)
-    return found.hexdigest()
 
 
 def _write_index(target: Path, split: str, shards: list[_Shard], classes: list[str]) -> dict[str, str]:

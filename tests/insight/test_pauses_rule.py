@@ -52,7 +52,7 @@ def test_checkpoints_count_from_a_tenth_of_the_time(seconds, found):
     ],  # the factor leaves a twentieth of the steps' time; 100 from nine tenths on
 )
 def test_checkpoints_become_so_few_that_a_twentieth_is_left(seconds, factor, epochs):
-    """Of the kit's own script, which also writes one before each evaluation: after so many epochs of 50 steps."""
+    """Of the kit's own script, which also writes one before each evaluation: both after these epochs of 50 steps."""
     found = checkpoints(seconds)
     share = 10 * seconds / (200 + 10 * seconds)
     assert found.share == pytest.approx(share)

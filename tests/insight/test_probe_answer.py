@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from training.engine import probe as measured_by_the_script
 
 from launcher.insight import rules
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.measurements import Measurements
-from launcher.insight.probe import INPUT_KINDS, STEP_KINDS, Probe
+from launcher.insight.probe import AS_FAST, INPUT_KINDS, STEP_KINDS, Probe
 from tests.insight.planted import plant
 from tests.insight.test_rules import CPU, GPU, PLANTED
 
@@ -214,6 +215,10 @@ def test_what_the_probe_gained_in_steps_is_less_of_a_run_with_pauses():
     probe = probe_of(measured, 1, {1: 1.0, 2: 2.0, 4: 3.0}, one_batch=2.0, with_workers=(2, 1.9))
     [found] = [one for one in Diagnosis(measured, probe).findings if one.kind == "too_few_workers"]
     assert found.gain.expected.value == pytest.approx(1 / (1 - 0.527 * (1 - 1 / 1.9)), rel=0.02)
+
+
+def test_what_is_as_fast_is_what_the_script_took_for_it():
+    assert AS_FAST == measured_by_the_script.AS_FAST
 
 
 @pytest.mark.parametrize("left_out", [{"with_workers": "0.0 s were left"}, {"input_alone 8": "0.4 s were left"}])

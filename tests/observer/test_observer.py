@@ -458,3 +458,29 @@ print(model(torch.ones(1, 8)).shape)
     )
     [called] = done.timeline().setup("model")
     assert called["text"] == "outputs = model(inputs)"
+
+
+def test_an_exception_of_the_scripts_own_signal_handler_reaches_the_script(tmp_path):
+    """The signal comes while the observer processes its events."""
+    done = ran(
+        tmp_path,
+        """
+import signal
+from launcher_observer.step_clock import StepClock
+class Preempted(Exception):
+    pass
+def preempted(number, frame):
+    raise Preempted
+signal.signal(signal.SIGUSR1, preempted)
+epoch()
+begins = StepClock.backward_begins
+StepClock.backward_begins = lambda clock: signal.raise_signal(signal.SIGUSR1)
+try:
+    for _ in range(100):
+        epoch()
+except Preempted:
+    print("saved")
+StepClock.backward_begins = begins
+""",
+    )
+    assert (done.code, done.stdout, done.stderr) == (0, "saved\n", "")

@@ -265,7 +265,7 @@ def test_a_pass_whose_batches_are_trained_on_after_its_end_is_none():
 
 def test_gradients_that_no_optimizer_uses_are_not_kept_for_ever(monkeypatch):
     """As in an attack on the model after its training, or where a script updates its parameters itself."""
-    monkeypatch.setattr(step_clock, "MAX_PHASES", 4)
+    monkeypatch.setattr(step_clock, "MAX_PARTS", 4)
     clock, held = StepClock(lambda step: None, lambda *pause: None), []
     for now in range(6):
         clock.now = clock.moment = float(now)

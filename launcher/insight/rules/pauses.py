@@ -59,8 +59,14 @@ def checkpoints(evidence: Evidence) -> Answer:
 
 
 def _with_evaluations(evidence: Evidence, steps: int) -> tuple[int, dict[str, int]]:
-    """At least so many steps between two checkpoints of the kit's own scripts, and what else must be set: a checkpoint also precedes each
-    evaluation, so one interval is a multiple of the other."""
+    """The interval of checkpoints of the kit's own scripts, which also write one before each evaluation: one is a multiple of the other.
+
+    Args:
+        steps: the least between two checkpoints.
+
+    Returns:
+        Steps between two, and other settings that this takes.
+    """
     each, epochs = epoch_steps(evidence), evidence.settings.get("evaluate_every")
     if evidence.script is not None or not each or not isinstance(epochs, int):
         return steps, {}
