@@ -34,6 +34,8 @@ def add(to: arguments.Add) -> None:
 
 
 def carry_out(options: argparse.Namespace) -> int:
+    if not 0 <= options.port <= 65535:
+        raise mistake("--port", str(options.port), "leave it out for a free one", valid="1 to 65535")
     try:
         from launcher.emulator.serving import serve
     except ModuleNotFoundError as error:

@@ -24,7 +24,7 @@ def add(to: arguments.Add) -> None:
         help="digits, fashion-mnist, photos, shapes or cutouts (with masks); or a folder with idx files, with a subfolder for each "
         "class, or with images/ and masks/",
     )
-    made.add_argument("target", nargs="?", metavar="TARGET", help="the folder to create; files already in it are kept")
+    made.add_argument("target", nargs="?", metavar="TARGET", help="the folder to create, or to complete")
     made.add_argument(
         "--size", type=int, metavar="PIXELS", help="scale images down until their shorter side has this length"
     )

@@ -186,7 +186,8 @@ def _about_the_price(plan: dict[str, Any], outcome: dict[str, Any], run: Run) ->
     if outcome.get("billable_seconds") is not None:
         lines.append(f"  billed      {outcome['billable_seconds']} s on each host")
     if outcome.get("cost_usd") is not None:
-        found = (one.get("epoch") for one in run.metrics())  # a resumed run's do not start at 1
+        whole = outcome["state"] == records.COMPLETED and not plan.get("hyperparameters", {}).get("max_steps")
+        found = (one.get("epoch") for one in run.metrics()) if whole else ()  # a resumed run's do not start at 1
         epochs = {epoch for epoch in found if isinstance(epoch, int) and epoch > 0}
         each = f", {dollars(outcome['cost_usd'] / len(epochs))} an epoch" if epochs else ""
         lines.append(f"  cost        {dollars(outcome['cost_usd'])}{each}")

@@ -337,7 +337,7 @@ class Comparison:
         path = Path(file)
         title = f"{self.before.measurements.source} and {self.after.measurements.source}"
         runs = [(run.evidence, run.report) for run in (self.before, self.after)]
-        path.write_text(page.page(title, self._html(html.inline), runs), encoding="utf-8")
+        write_atomically(path, page.page(title, self._html(html.inline), runs))
         return path
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +13,9 @@ import numpy as np
 
 from launcher.config.entrypoints import kit_modules
 from launcher.config.issues import mistake
+
+VIEW = re.compile(r"view-(?:\d{4}|[1-9]\d{4,})\.bin")
+"""A view's file, as the entry scripts' view_file names it; a file manager's `view-0001 (copy).bin` is none."""
 
 
 @functools.cache
@@ -68,7 +72,7 @@ class Bank:
             raise mistake("FOLDER", found, "fill it anew with launcher label")
         self.records = own.record_format(self.identity)
         self.images: int = self.identity["images"]
-        begun = (file for file in self.folder.glob("view-*.bin") if file.stat().st_size)
+        begun = (file for file in self.folder.iterdir() if VIEW.fullmatch(file.name) and file.stat().st_size)
         self.views = sorted(int(file.stem.removeprefix("view-")) for file in begun)
         self._seal = own.Seal(own.key_of(self.identity), self.records.size)
 

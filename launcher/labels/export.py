@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,33 @@ kept, `features` float32 (labels, width) or (labels, rows, columns, width). For 
 CARD = "README.md"
 
 
+@dataclass
+class Exported:
+    """How many labels an export has, and why it lacks others."""
+
+    bank: Bank
+    labels: int = 0
+    damaged: int = 0
+    """Records that were written, but are not whole."""
+
+    def whole_records(self, view: int) -> Iterator[Labels]:
+        """All whole records of a view, part by part, counted."""
+        for piece in self.bank.pieces(view):
+            self.labels += int(piece.held.sum())
+            self.damaged += int((piece.written & ~piece.held).sum())
+            found: dict[str, np.ndarray] = self.bank.records.tensors(piece.records[piece.held])
+            yield {"image": piece.images[piece.held].astype(np.int32), **found}
+
+    @property
+    def lacking(self) -> str:
+        """`; 1 damaged record left out, 3 of 40 labels not made yet`; empty if it has all."""
+        expected = len(self.bank.views) * self.bank.images_per_view
+        absent = expected - self.labels - self.damaged
+        parts = [f"{counted(self.damaged, 'damaged record')} left out"] if self.damaged else []
+        parts += [f"{absent:,} of {counted(expected, 'label')} not made yet"] if absent > 0 else []
+        return f"; {', '.join(parts)}" if parts else ""
+
+
 def export(bank: Bank, target: Path, kind: str) -> str:
     """Write a bank's labels to a new folder.
 
@@ -30,7 +58,7 @@ def export(bank: Bank, target: Path, kind: str) -> str:
         kind: one of KINDS.
 
     Returns:
-        A summary for people.
+        A summary for people, with the labels that the bank lacks.
 
     Raises:
         UserError: the folder is not empty, a package is missing, or a view's file is cut off.
@@ -43,19 +71,13 @@ def export(bank: Bank, target: Path, kind: str) -> str:
         raise mistake("FOLDER", wrong[0], f"launcher labels verify {bank.folder} names all damage")
     folder, save = target / ("data" if kind == HUGGING_FACE else ""), KINDS[kind]
     folder.mkdir(parents=True, exist_ok=True)
-    total = 0
+    exported = Exported(bank)
     for view in bank.views:
-        total += save(folder / f"view-{view:04d}", view, decoded(bank, view))
+        save(folder / f"view-{view:04d}", view, exported.whole_records(view))
     if kind == HUGGING_FACE:
-        (target / CARD).write_text(_card(bank), encoding="utf-8")
-    return f"{target}: {counted(total, 'label')} of {counted(len(bank.views), 'view')} as {kind}"
-
-
-def decoded(bank: Bank, view: int) -> Iterator[Labels]:
-    """All whole records of a view, part by part."""
-    for piece in bank.pieces(view):
-        found: dict[str, np.ndarray] = bank.records.tensors(piece.records[piece.held])
-        yield {"image": piece.images[piece.held].astype(np.int32), **found}
+        (target / CARD).write_text(_card(bank, exported.lacking), encoding="utf-8")
+    views = counted(len(bank.views), "view")
+    return f"{target}: {counted(exported.labels, 'label')} of {views} as {kind}{exported.lacking}"
 
 
 def _joined(parts: Iterable[Labels]) -> Labels:
@@ -67,13 +89,11 @@ def _joined(parts: Iterable[Labels]) -> Labels:
     )
 
 
-def _as_npz(file: Path, _view: int, parts: Iterable[Labels]) -> int:
-    labels = _joined(parts)
-    np.savez(file.with_suffix(".npz"), **labels)  # type: ignore[arg-type]  # allow_pickle, which mypy sees there, is newer than numpy 2.0
-    return len(labels["image"])
+def _as_npz(file: Path, _view: int, parts: Iterable[Labels]) -> None:
+    np.savez(file.with_suffix(".npz"), **_joined(parts))  # type: ignore[arg-type]  # allow_pickle, which mypy sees there, is newer than numpy 2.0
 
 
-def _as_safetensors(file: Path, _view: int, parts: Iterable[Labels]) -> int:
+def _as_safetensors(file: Path, _view: int, parts: Iterable[Labels]) -> None:
     try:
         from safetensors.numpy import save_file
     except ImportError as error:
@@ -81,29 +101,25 @@ def _as_safetensors(file: Path, _view: int, parts: Iterable[Labels]) -> int:
     labels = _joined(parts)
     # it writes an array's memory as is, whatever its order
     save_file({name: np.ascontiguousarray(values) for name, values in labels.items()}, file.with_suffix(".safetensors"))
-    return len(labels["image"])
 
 
-def _as_json_lines(file: Path, view: int, parts: Iterable[Labels]) -> int:
-    total = 0
+def _as_json_lines(file: Path, view: int, parts: Iterable[Labels]) -> None:
     with open(file.with_suffix(".jsonl"), "w", encoding="utf-8") as written:
         for labels in parts:
             for row in range(len(labels["image"])):  # one at a time: as Python numbers they take eight times the memory
                 one = {name: values[row].tolist() for name, values in labels.items()}
                 written.write(json.dumps({"view": view, **one}) + "\n")
-            total += len(labels["image"])
-    return total
 
 
-def _card(bank: Bank) -> str:
-    """The dataset card; its header tells `datasets` where the rows are."""
+def _card(bank: Bank, lacking: str) -> str:
+    """The dataset card, with what the bank lacks; its header tells `datasets` where the rows are."""
     about = bank.manifest["created"]
     others = "" if not bank.records.top_k else "; `residual` is the log-sum-exp of the logits of all other classes"
     names = "".join(f"- {index}: {name}\n" for index, name in enumerate(about.get("class names", [])))
     return (
         "---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n    path: data/*.jsonl\n---\n"
         f"The answers of {about.get('teacher', 'a teacher')} for {len(bank.views)} views of {bank.images_per_view:,} images, by the image's"
-        f" index. Each row has {bank.records.about()}{others}.\n\n"
+        f" index{lacking}. Each row has {bank.records.about()}{others}.\n\n"
         f"SHA-256 of the teacher: {bank.identity.get('teacher weights')}; of the images: {bank.identity.get('data')}; "
         f"of how they were varied: {bank.identity.get('transform')}.\n\n{names}"
     )
@@ -111,9 +127,9 @@ def _card(bank: Bank) -> str:
 
 HUGGING_FACE = "huggingface"
 
-KINDS: Mapping[str, Callable[[Path, int, Iterable[Labels]], int]] = {
+KINDS: Mapping[str, Callable[[Path, int, Iterable[Labels]], None]] = {
     "npz": _as_npz,
     "safetensors": _as_safetensors,
     HUGGING_FACE: _as_json_lines,
 }
-"""By name: writes the labels of a view, which come in parts, to a file named without suffix, and returns their number."""
+"""By name: writes the labels of a view, which come in parts, to a file named without suffix."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from launcher.config.issues import Issue, UserError
 from launcher.labels.bank import Bank, rules
+from launcher.record import folder_lock
 from launcher.show.text import counted
 
 
@@ -43,14 +44,23 @@ def merge(sources: Sequence[Bank], target: Path) -> Merged:
     verification reports it, until a bank has the whole view.
 
     Raises:
-        UserError: the banks are of different teachers, images or views; it names every difference.
+        UserError: the banks are of different teachers, images or views; it names every difference. Or another process writes the target.
         OSError: the disk is full.
     """
+    _require_same([*_begun(target), *sources])  # before anything is written
+    with folder_lock.alone(target):
+        return _merge(sources, target)
+
+
+def _begun(target: Path) -> list[Bank]:
+    """The target's own bank, if it has one."""
+    return [Bank(target)] if (target / rules().MANIFEST).is_file() else []
+
+
+def _merge(sources: Sequence[Bank], target: Path) -> Merged:
     own = rules()
-    begun = (target / own.MANIFEST).is_file()
-    _require_same([Bank(target), *sources] if begun else sources)
-    target.mkdir(parents=True, exist_ok=True)
-    if not begun:
+    _require_same([*_begun(target), *sources])  # another merge may have begun it
+    if not _begun(target):
         shutil.copyfile(sources[0].folder / own.MANIFEST, target / f".{own.MANIFEST}")
         os.replace(target / f".{own.MANIFEST}", target / own.MANIFEST)
     into = Bank(target)

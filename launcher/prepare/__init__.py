@@ -9,24 +9,23 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import re
-import shlex
 from collections import Counter
 from pathlib import Path
 
 from launcher.config.issues import Issue, UserError, mistake
 from launcher.planner.made_folders import RECORD, SPLITS, WRITTEN, Recorded
-from launcher.prepare import folders, lock, shards
+from launcher.prepare import folders, shards
+from launcher.prepare.image_folders import by_suffix, other_files
 from launcher.prepare.processes import available_cores
 from launcher.prepare.samples import Encoding, Sample, as_utf8
-from launcher.prepare.sources import find_samples
-from launcher.prepare.state import ARGUMENTS, read_state
+from launcher.prepare.sources import find_samples, has_idx, is_folder
+from launcher.prepare.state import ARGUMENTS, BROKEN, read_state, removal, splits_of
 from launcher.prepare.verification import verify
+from launcher.record import folder_lock
 from launcher.record.records import write_atomically, write_json
 from launcher.show.text import counted
 
 __all__ = ["prepare", "verify"]
-
-BROKEN = "broken.txt"
 
 NAMES = {"train": "training", "validation": "validation", "unlabelled": "unlabelled"}
 """What messages call a split's images."""
@@ -73,21 +72,23 @@ def prepare(
 
     Raises:
         UserError: an unknown or empty source, a class or a split of which nothing can be read, a class with held-out images only or
-            whose name is not a line of text, a missing package, or a target that was made with other arguments or is being prepared by
-            another process.
+            whose name is not a line of text, a missing package, or a target that was made with other arguments, has files that prepare
+            did not make where its own would go, or is being written by another process.
     """
     from tqdm import tqdm
 
     _check(source, target, size, validation_fraction, shard_size, jpeg_quality, jobs)
-    samples = find_samples(source, size, validation_fraction, unlabelled)
+    in_folder = is_folder(source, target)
+    from_files = in_folder and not has_idx(Path(source))
+    samples = find_samples(source, size, validation_fraction, unlabelled, in_folder=in_folder)
     _refuse_unlearned(source, samples)
     target, encoding = Path(target), Encoding(size, jpeg_quality)
-    made_of = as_utf8(str(Path(source).resolve())) if Path(source).is_dir() else source
+    made_of = as_utf8(str(Path(source).resolve())) if in_folder else source
     how: Recorded = {"source": made_of, "size": size, "validation_fraction": validation_fraction}
     how |= {"jpeg_quality": jpeg_quality} if jpeg_quality != 95 else {}
     how |= {"shard_size": shard_size} if shard_size else {}
     how |= {"unlabelled": True} if unlabelled else {}
-    with lock.alone(target):
+    with folder_lock.alone(target):
         _remember(target, how | {"listing": _listing(samples)})
         with tqdm(total=len(samples), desc=f"{source} -> {target}", unit="image", disable=None) as bar:
             jobs = jobs or available_cores()
@@ -103,6 +104,8 @@ def prepare(
         _refuse_emptied(source, target, samples, readable)
         _finish(target, readable)
         warnings = _not_held_out(readable, in_folders=not shard_size)
+        others = other_files(Path(source)) if from_files else Counter[str]()
+        warnings += [f"left out, as no images by their suffix: {by_suffix(others)}"] if others else []
         return as_utf8("\n".join([_summary(readable, target, written), *warnings, *left_out]))
 
 
@@ -151,16 +154,16 @@ def _check(
         problems.append(Issue(key="TARGET", found=f"{target} is a file", fix="name a folder"))
     if problems:
         raise UserError(problems)
+    if not is_folder(source, target):
+        return
     inside = Path(target).resolve()
-    if Path(source).is_dir() and any(
-        (inside / split) in (Path(source).resolve(), *Path(source).resolve().parents) for split in SPLITS
-    ):
+    if any((inside / split) in (Path(source).resolve(), *Path(source).resolve().parents) for split in SPLITS):
         raise mistake(
             "TARGET",
             f"{source} is in {target}, where the images that are prepared go: some would be in two splits",
             "name another folder",
         )
-    if Path(source).is_dir() and (inside == Path(source).resolve() or Path(source).resolve() in inside.parents):
+    if inside == Path(source).resolve() or Path(source).resolve() in inside.parents:
         raise mistake(
             "TARGET",
             f"{target} is inside {source}, so its images would become a class",
@@ -186,13 +189,15 @@ def _remember(target: Path, how: Recorded) -> None:
     """Record a target's arguments before anything is written. Refuse arguments or images other than before: the split would differ."""
     file = target / RECORD
     before = read_state(file, target, ARGUMENTS)
-    if before is not None:
+    if before is None:
+        _refuse_other_files(target, how)
+    else:
         before = {name: value for name, value in before.items() if not name.startswith(WRITTEN)}
         if before.get("listing") != how["listing"] and before | {"listing": None} == how | {"listing": None}:
             raise mistake(
                 "SOURCE",
                 f"it holds other images than at the first run for {target}, and another part of them would be held out",
-                f"name another folder, or remove it first: rm -r {_quoted(target)}",
+                f"name another folder, or {removal(target)}",
             )
         different = [
             f"{name} {before.get(name)!r}, now {how.get(name)!r}"
@@ -203,9 +208,19 @@ def _remember(target: Path, how: Recorded) -> None:
             raise mistake(
                 "TARGET",
                 f"{target} was made with " + "; ".join(different),
-                f"name another folder, or remove it first: rm -r {_quoted(target)}",
+                f"name another folder, or {removal(target)}",
             )
     write_json(file, how)
+
+
+def _refuse_other_files(target: Path, how: Recorded) -> None:
+    """Raise a UserError if files are where nothing was prepared before: they would be mixed with a source's images, or taken for them."""
+    taken = [
+        target / split for split in splits_of(how) if (target / split).is_dir() and any((target / split).iterdir())
+    ]
+    if taken:
+        found = f"{' and '.join(map(str, taken))} {'has' if len(taken) == 1 else 'have'} files that launcher prepare did not make"
+        raise mistake("TARGET", found, "name another folder, or move them elsewhere")
 
 
 def _refuse_unlearned(source: str, samples: list[Sample]) -> None:
@@ -245,7 +260,7 @@ def _refuse_emptied(source: str, target: Path, samples: list[Sample], readable: 
         elif split == "train":
             emptied += [(f"of class {label}, ", split, count) for label, count in lost.items()]
     if emptied:
-        fix = f"replace the images that {target / BROKEN} lists, or remove the class; then rm -r {_quoted(target)} and prepare again"
+        fix = f"replace the images that {target / BROKEN} lists, or remove the class; then prepare again, but first {removal(target)}"
         issues = [
             Issue(
                 key="SOURCE", found=f"{source}: {of}0 of {counted(count, f'{NAMES[split]} image')} can be read", fix=fix
@@ -271,10 +286,6 @@ def _not_held_out(readable: list[Sample], *, in_folders: bool) -> list[str]:
     return [
         f"warning: no validation images of {_named(missing)}: {why}; add images of each class, or remove it; {why_none}"
     ]
-
-
-def _quoted(target: Path) -> str:
-    return shlex.quote(str(target))
 
 
 def _finish(target: Path, readable: list[Sample]) -> None:

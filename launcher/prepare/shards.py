@@ -26,12 +26,9 @@ from launcher.planner.made_folders import SPLITS
 from launcher.prepare.entry_rules import entry_rules
 from launcher.prepare.processes import Advance, spread
 from launcher.prepare.samples import Encoding, Sample, encode, reason
-from launcher.prepare.state import read_state
+from launcher.prepare.state import SHARDS, read_state
 from launcher.record.checksum import sha256
 from launcher.record.records import write_atomically, write_json
-
-RECORDS = ".shards"
-"""The target's folder with one record per shard. Records are kept, so that a lost shard can be written again."""
 
 TRIED = 64
 """Images of a split encoded to estimate the mean size."""
@@ -82,9 +79,9 @@ def write(
         The number of images written, and source -> reason of broken ones.
     """
     classes = sorted({sample.label for sample in samples if sample.label is not None})
-    (target / RECORDS).mkdir(exist_ok=True)
+    (target / SHARDS).mkdir(exist_ok=True)
     shards = _plan(samples, target, encoding, size)
-    missing = [shard for shard in shards if not _is_there(target, shard)]
+    missing = [shard for shard in shards if not _is_there(target, shard, encoding)]
     advance(len(samples) - sum(len(shard.samples) for shard in missing))
     for split in {shard.split for shard in shards}:
         (target / split).mkdir(exist_ok=True)
@@ -101,7 +98,7 @@ def write(
 
 def _plan(samples: list[Sample], target: Path, encoding: Encoding, size: float) -> list[_Shard]:
     """The images of each shard: shuffled, so that each is a fair sample of its split, and the same at every call for a target."""
-    file = target / RECORDS / "plan.json"
+    file = target / SHARDS / "plan.json"
     shards, images_of_shard = [], (read_state(file, target, PLAN) or {"images of a shard": {}})["images of a shard"]
     for split in SPLITS:
         own = [sample for sample in samples if sample.split == split]
@@ -130,18 +127,29 @@ def _images_of_shard(samples: list[Sample], encoding: Encoding, size: float) -> 
     return math.ceil(len(samples) / shards)
 
 
-def _is_there(target: Path, shard: _Shard) -> bool:
-    """Whether a shard and its record are there; a damaged record is written again with its shard."""
+def _is_there(target: Path, shard: _Shard, encoding: Encoding) -> bool:
+    """Whether a shard and its record are there. Both are written again if the record is damaged, or an image that was left out can be
+    read now."""
     file = target / shard.split / shard.name
     try:
         record = read_state(_record(target, shard), target, RECORD)
     except UserError:
         return False
-    return record is not None and file.is_file() and record["size"] == file.stat().st_size
+    if record is None or not file.is_file() or record["size"] != file.stat().st_size:
+        return False
+    return not any(_is_readable(shard.samples[index - shard.first], encoding) for index in record["broken"])
+
+
+def _is_readable(sample: Sample, encoding: Encoding) -> bool:
+    try:
+        encode(sample, encoding)
+    except ValueError:
+        return False
+    return True
 
 
 def _record(target: Path, shard: _Shard) -> Path:
-    return target / RECORDS / f"{shard.name}.json"
+    return target / SHARDS / f"{shard.name}.json"
 
 
 def _write_shard(target: Path, encoding: Encoding, classes: list[str], shard: _Shard, advance: Advance) -> int:

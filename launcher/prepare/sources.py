@@ -55,20 +55,29 @@ MAX_RATIO = 1032
 """Most bytes that one byte of deflate can hold. https://zlib.net/zlib_tech.html"""
 
 
-def find_samples(source: str, size: int | None, validation_fraction: float, unlabelled: bool = False) -> list[Sample]:
+def is_folder(source: str, target: str | Path) -> bool:
+    """Whether a source is a folder on this machine. One of DRAWN's names is, if there is such a folder that is not the target itself."""
+    return Path(source).is_dir() and (source not in DRAWN or Path(source).resolve() != Path(target).resolve())
+
+
+def find_samples(
+    source: str, size: int | None, validation_fraction: float, unlabelled: bool, *, in_folder: bool
+) -> list[Sample]:
     """A source's samples, in a fixed order.
 
     Args:
+        in_folder: by `is_folder`.
         unlabelled: images without their labels: all of a folder's, except held-out ones; of another source, those to train on.
 
     Raises:
         UserError: the source is unknown, empty or broken, or needs a missing package.
     """
     try:
-        if unlabelled and source != "digits" and Path(source).is_dir() and not _has_idx(Path(source)):
+        if unlabelled and in_folder and not has_idx(Path(source)):
             samples = [*tree(Path(source))]
         else:
-            samples = list(_samples(source, size, validation_fraction))
+            folder = Path(source) if in_folder else None
+            samples = list(_samples(source, folder, size, validation_fraction))
             samples = [*_without_labels(samples)] if unlabelled else samples
     except (IndexError, ValueError) as error:
         if isinstance(error, UserError):
@@ -98,31 +107,35 @@ def _require_names_of_their_own(samples: list[Sample]) -> None:
                 raise mistake("SOURCE", found, "rename one of them, and its mask where it has one")
 
 
-def _samples(source: str, size: int | None, validation_fraction: float) -> Iterable[Sample]:
-    if source == "digits":
-        return _digits(validation_fraction)
-    folder = Path(source)
-    if source == "photos" and not folder.is_dir():
-        return _photos(validation_fraction)
-    if source == "shapes" and not folder.is_dir():
-        return _shapes(size or shapes.SIZE, validation_fraction)
-    if source == "cutouts" and not folder.is_dir():
-        return _cutouts(size or cutouts.SIZE, validation_fraction)
-    if source == "fashion-mnist" and not folder.is_dir():
+def _samples(source: str, folder: Path | None, size: int | None, validation_fraction: float) -> Iterable[Sample]:
+    if folder is None:
+        if source == "digits":
+            return _digits(validation_fraction)
+        if source == "photos":
+            return _photos(validation_fraction)
+        if source == "shapes":
+            return _shapes(size or shapes.SIZE, validation_fraction)
+        if source == "cutouts":
+            return _cutouts(size or cutouts.SIZE, validation_fraction)
+        if source != "fashion-mnist":
+            raise _no_source(source)
         folder = next((place for place in FASHION_FOLDERS if place.is_dir()), None) or _no_fashion()
-    if not folder.is_dir():
-        found, fix = "no such folder", did_you_mean(source, DRAWN, "check the path")
-        if folder.is_file():
-            found, fix = "a file", "unpack it, and name the folder"
-        elif "://" in source:
-            found, fix = "not on this machine", "download it (aws s3 sync, curl), and name the folder"
-        raise mistake("SOURCE", f"{source}: {found}", fix, valid=f"{', '.join(DRAWN)}, or a folder")
-    if _has_idx(folder):
+    if has_idx(folder):
         return (sample for split, names in IDX_FILES.items() for sample in _idx(folder, split, *names))
     return image_folder(folder, validation_fraction)
 
 
-def _has_idx(folder: Path) -> bool:
+def _no_source(source: str) -> UserError:
+    found, fix = "no such folder", did_you_mean(source, DRAWN, "check the path")
+    if Path(source).is_file():
+        found, fix = "a file", "unpack it, and name the folder"
+    elif "://" in source:
+        found, fix = "not on this machine", "download it (aws s3 sync, curl), and name the folder"
+    return mistake("SOURCE", f"{source}: {found}", fix, valid=f"{', '.join(DRAWN)}, or a folder")
+
+
+def has_idx(folder: Path) -> bool:
+    """Whether a folder holds images in MNIST's idx format."""
     return _idx_file(folder, IDX_FILES["train"][0]) is not None
 
 

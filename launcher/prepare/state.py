@@ -9,13 +9,34 @@ from typing import TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from launcher.config.issues import mistake
-from launcher.planner.made_folders import Recorded
+from launcher.planner.made_folders import RECORD, SPLITS, Recorded
 from launcher.record.shapes import complaint
 
 State = TypeVar("State")
 
 ARGUMENTS = TypeAdapter(Recorded)
 """What prepared.json holds."""
+
+BROKEN = "broken.txt"
+"""The target's list of images that cannot be read."""
+
+SHARDS = ".shards"
+"""The target's folder with one record per shard. Records are kept, so that a lost shard can be written again."""
+
+
+def splits_of(how: Recorded) -> tuple[str, ...]:
+    """The folders that these arguments make."""
+    return SPLITS[2:] if how.get("unlabelled") else SPLITS[:2]
+
+
+def removal(target: Path) -> str:
+    """How to remove what prepare made in a target, and nothing else that is there: a command, unless the record is damaged."""
+    try:
+        how = ARGUMENTS.validate_json((target / RECORD).read_bytes(), strict=True)
+    except ValidationError:
+        return f"remove what was prepared in {target}"
+    made = [str(target / name) for name in (*splits_of(how), SHARDS, BROKEN, RECORD) if (target / name).exists()]
+    return f"remove what was prepared: {shlex.join(['rm', '-r', *made])}"
 
 
 def read_state(file: Path, target: Path, shape: TypeAdapter[State]) -> State | None:
@@ -30,5 +51,5 @@ def read_state(file: Path, target: Path, shape: TypeAdapter[State]) -> State | N
         return shape.validate_json(file.read_bytes(), strict=True)
     except ValidationError as error:
         wrong = complaint(error.errors(include_url=False)[0])
-        fix = f"put it back from a copy, or remove the folder and prepare it anew: rm -r {shlex.quote(str(target))}"
+        fix = f"put it back from a copy, or begin anew: {removal(target)}"
         raise mistake("TARGET", f"{file} is damaged: {wrong}", fix) from None

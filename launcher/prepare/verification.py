@@ -73,10 +73,13 @@ def _listed(target: Path, how: Recorded) -> tuple[list[tuple[Path, str]], list[P
             problems += [f"{split / name} is not in {rules.INDEX}" for name in unknown]
             count = len(index)
         else:
-            images = sorted(file for file in split.rglob("*") if file.suffix.lower() in IMAGES)
-            masks = sum((split / "masks") in file.parents for file in images) if (split / "images").is_dir() else 0
+            images = sorted(file for file in split.rglob("*") if file.suffix.lower() in IMAGES and file.is_file())
+            masked = (split / "images").is_dir() and (split / "masks").is_dir()
+            masks = sum(split / "masks" in file.parents for file in images) if masked else 0
             files += images
             count = len(images) - masks
+            if masked and masks != count:
+                problems.append(f"{split} has {count:,} images and {masks:,} masks")
         if count != expected.get(split.name, count):
             problems.append(f"{split} has {count:,} images, {expected[split.name]:,} were written")
     return shards, files, problems

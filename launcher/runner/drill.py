@@ -7,6 +7,7 @@ sums over processes run in another order, so values differ by rounding and its c
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import random
 import re
@@ -77,6 +78,8 @@ class Drill:
         """Why goodput was not measured; "" if it was."""
         if not self.trainings:
             return "no training came to its end"
+        if any(kill.resumed_from is None for kill in self.kills):
+            return "the script prints neither each step nor the one from which it resumes"
         if not self.exact:
             return "on another number of hosts a step takes another time"
         return "" if self.step_seconds is not None else "the script's steps were not timed"
@@ -86,7 +89,7 @@ class Drill:
         """The share of the killed runs' time spent on steps that count; None: see `why_no_goodput`."""
         if self.why_no_goodput or self.step_seconds is None:
             return None
-        again = sum(max(0, kill.at_step - kill.resumed_from) for kill in self.kills)
+        again = sum(kill.steps_lost or 0 for kill in self.kills)
         return Goodput(
             seconds=self.seconds,
             useful=self.trainings * self.steps * self.step_seconds,
@@ -97,8 +100,8 @@ class Drill:
     def __str__(self) -> str:
         head = ["kill", "how", "at step", "resumed from", "steps lost", "seconds"]
         rows = [
-            [str(number), kill.how, str(kill.at_step), str(kill.resumed_from)]
-            + [str(kill.at_step - kill.resumed_from), f"{kill.seconds:.1f}"]
+            [str(number), kill.how, str(kill.at_step), _or_dash(kill.resumed_from)]
+            + [_or_dash(kill.steps_lost), f"{kill.seconds:.1f}"]
             for number, kill in enumerate(self.kills, 1)
         ]
         goodput = [] if self.difference else [str(self.goodput or f"goodput: not measured ({self.why_no_goodput})")]
@@ -220,12 +223,13 @@ class _Series:
         targets = sorted(self.rng.sample(range(1, steps), min(kills, steps - 1)))
         earlier, kill, struck = None, None, 0.0
         while not self.result.difference:
-            began, run = time.monotonic(), start(self.plan(earlier))
+            began, planned = time.monotonic(), self.plan(earlier)
+            run = start(planned)
             self.result.runs.append(run)
             next(run.progress(follow=True), None)
             if kill is not None:
                 seconds = time.monotonic() - struck
-                self.result.kills.append(replace(kill, resumed_from=_resumed_from(run), seconds=seconds))
+                self.result.kills.append(replace(kill, resumed_from=self.resumed_from(run, planned), seconds=seconds))
             how, struck = self.strike(run, targets.pop(0)) if targets else ("", 0.0)
             state = run.wait()
             self.result.seconds += time.monotonic() - began
@@ -242,6 +246,21 @@ class _Series:
             self.log(f"to the end: {run.name}")
             self.result.trainings += 1
             self.result.difference = self.final_difference(run, reported)
+
+    def resumed_from(self, run: Run, planned: Plan) -> int | None:
+        """The step from which a run went on: as it reports, or before its first step if it prints a line for each; None: not known."""
+        if planned.resumes is None:
+            return 0
+        matches = [GOES_ON.match(line) for host, line in run.logs() if host == run.hosts[0]]
+        reported = next((int(match[1]) for match in matches if match), None)
+        first = next(run.progress(), None)
+        if reported is None and first is not None and self.prints_each_step:
+            return first.step - 1
+        return reported
+
+    @functools.cached_property
+    def prints_each_step(self) -> bool:
+        return len({metric.step for metric in self.result.undisturbed.progress()}) == self.result.steps
 
     def in_vain(self) -> tuple[str, str]:
         """Why no training could be killed, and what helps."""
@@ -378,10 +397,8 @@ def _with_hosts(job: Job, count: int) -> Job:
     return job.model_copy(update={"compute": compute.model_copy(update=counted)})
 
 
-def _resumed_from(run: Run) -> int:
-    """The step from which a run reports that it resumed; 0 if it reports none."""
-    matches = [GOES_ON.match(line) for host, line in run.logs() if host == run.hosts[0]]
-    return next((int(match[1]) for match in matches if match), 0)
+def _or_dash(steps: int | None) -> str:
+    return "-" if steps is None else str(steps)
 
 
 def _end(run: Run) -> str:

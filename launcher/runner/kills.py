@@ -36,10 +36,16 @@ class Kill:
     how: str
     at_step: int
     """The last step that the killed run reported."""
-    resumed_from: int = 0
-    """The step from which the next run resumed; 0: it started over. For a server: the same step, since the run goes on."""
+    resumed_from: int | None = 0
+    """The step from which the next run resumed; 0: it started over; None: the script does not report it. For a server: the same step,
+    since the run goes on."""
     seconds: float = 0.0
     """Seconds from the kill to the next run's first metric line; for a server, to the run's next step."""
+
+    @property
+    def steps_lost(self) -> int | None:
+        """Steps that the next run did again; None if it is not known from which it resumed."""
+        return None if self.resumed_from is None else max(0, self.at_step - self.resumed_from)
 
 
 def wait_for_a_checkpoint_under_way(run: Run) -> None:

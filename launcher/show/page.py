@@ -36,10 +36,11 @@ def document(title: str, body: str, data: Any = None, style: str = "", script: s
     light, dark = palette.variables(0), palette.variables(1)
     base = f":root,:root.print{{{light}}}@media (prefers-color-scheme:dark){{:root:not(.print){{{dark}}}}}{base}"
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return (
+    page = (
         "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
         f"<meta http-equiv='Content-Security-Policy' content=\"{POLICY.format(script=digest)}\">"
         f"<title>{escape(title)}</title><style>{base}{style}</style></head><body>{body}"
         f"<script type='application/json' id='data'>{text}</script><script>{script}</script></body></html>\n"
     )
+    return page.encode("utf-8", "backslashreplace").decode()  # a file's name may hold bytes that are not UTF-8

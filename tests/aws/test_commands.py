@@ -224,3 +224,6 @@ def test_a_command_behind_the_emulator_decides_its_exit_status():
     assert missing.returncode == 2 and "no such command" in missing.stderr
     wrong = typed("emulate", "--price", "ml.m5.xlarge")
     assert wrong.returncode == 2 and "NAME=VALUE" in wrong.stderr
+    for port in ("70000", "-1"):
+        wrong = typed("emulate", f"--port={port}")
+        assert wrong.returncode == 2 and f"--port: {port}" in wrong.stderr and "Traceback" not in wrong.stderr

@@ -15,7 +15,7 @@ from training.settings.distillation import LabellingSettings, TeacherCacheSettin
 from training.settings.features import FeatureSettings
 
 from launcher.labels.bank import Bank
-from launcher.labels.export import decoded
+from launcher.labels.export import Exported
 from tests.device.runs import COMMON, CPU, SIDE, VIT, Runs
 from tests.device.stand_in import no_synchronisation
 
@@ -81,7 +81,7 @@ def test_a_bank_that_a_gpu_filled_holds_the_cpus_answers(
         for switches in (torch.backends.cuda.matmul, torch.backends.cudnn):
             assert switches.allow_tf32 == (device == CPU), "as training in fp32 has them; a CPU asks for nothing"
         _assert_counted(folder)
-        found.append([part for view in (1, 2) for part in decoded(Bank(folder / "bank"), view)])
+        found.append([part for view in (1, 2) for part in Exported(Bank(folder / "bank")).whole_records(view)])
     assert len(copied) == (2 * 3 if copy_stream else 0), "batches of two views"
     for on_gpu, on_cpu in zip(*found):
         assert len(on_gpu["image"]) == 24 and ("features" in on_gpu) == (features is not None)

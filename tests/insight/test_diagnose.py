@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 
@@ -77,6 +79,21 @@ def test_where_nothing_was_measured_a_mistake_is_reported(tmp_path):
 def test_a_page_that_cannot_be_written_is_a_mistake(kts, tmp_path):
     done = typed(kts, "--html", tmp_path / "no/page.html")
     assert done.returncode == 2 and "Traceback" not in done.stderr
+
+
+def test_a_page_of_a_folder_whose_name_is_no_utf8_is_written_and_a_page_that_cannot_be_made_leaves_the_old(
+    kts, tmp_path, monkeypatch
+):
+    named = shutil.copytree(kts, tmp_path / os.fsdecode(b"caf\xe9"))
+    done = typed(named, "--html", tmp_path / "page.html")
+    assert done.returncode == 0 and "caf\\udce9" in (tmp_path / "page.html").read_text()
+    old = (tmp_path / "page.html").read_bytes()
+    monkeypatch.setattr(
+        "launcher.record.records.os.replace", lambda *_: (_ for _ in ()).throw(OSError(28, "disk full"))
+    )
+    with pytest.raises(OSError, match="disk full"):
+        launcher.diagnose(kts).save_html(tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_bytes() == old and [path.name for path in tmp_path.glob(".*")] == []
 
 
 def test_the_launcher_imports_numpy_only_to_diagnose():

@@ -52,6 +52,32 @@ COUNTS = """
 """
 
 
+QUIET = COUNTS.replace('print(f"resuming from the checkpoint of step {step}", flush=True)', "pass")
+assert QUIET != COUNTS
+
+
+@pytest.mark.parametrize("each", [1, 10])
+def test_a_script_that_does_not_print_from_where_it_resumes_lost_the_steps_that_it_printed_again(
+    script_job, said, each
+):
+    """Where it prints a line for each step. Else nobody knows, and no goodput is stated."""
+    text = QUIET.replace('print(f"epoch', f'step % {each} or print(f"epoch')
+    found = drill(script_job(text), kills=1, seed=3, log=said.append)
+    assert found.difference == "", found
+    [kill] = found.kills
+    [row] = [line for line in str(found).splitlines() if WORKERS in line]
+    if each == 1:
+        assert (
+            kill.resumed_from >= 5
+            and kill.resumed_from % 5 == 0
+            and 0 <= kill.steps_lost == kill.at_step - kill.resumed_from
+        )
+    else:
+        assert kill.resumed_from is None and re.split(" {2,}", row.strip())[3:5] == ["-", "-"]
+        assert "goodput: not measured (the script prints neither each step nor the one" in str(found)
+        assert found.to_dict()["kills"][0]["resumed_from"] is None
+
+
 @pytest.fixture
 def said() -> list[str]:
     return []

@@ -18,6 +18,7 @@ from launcher.commands.main import main
 from launcher.config.issues import UserError
 from launcher.labels.bank import Bank, rules
 from launcher.labels.merging import merge
+from launcher.record import folder_lock
 from tests.conftest import ROOT
 from tests.docs.documents import blocks
 from tests.entrypoints.teacher_caches import (
@@ -97,6 +98,37 @@ def test_verify_finds_a_file_that_was_cut_off_and_one_that_is_missing(tmp_path, 
         assert (
             "is missing or empty, and was complete" in capsys.readouterr().err and not (tmp_path / "exported").exists()
         )
+
+
+@pytest.mark.parametrize("kind", ["npz", "safetensors", "huggingface"])
+def test_an_export_says_which_labels_it_lacks(tmp_path, capsys, kind):
+    bank = complete(tmp_path / "bank")
+    assert main(["labels", "export", str(bank), str(tmp_path / "whole"), "--as", kind]) == 0
+    assert capsys.readouterr().out.rstrip().endswith(f"{IMAGES} labels of 1 view as {kind}")
+    forget(filled(bank), bank, [0, 59])
+    flip(bank / "view-0001.bin", 7 * Bank(bank).records.size + 3)
+    assert main(["labels", "export", str(bank), str(tmp_path / "out"), "--as", kind]) == 0
+    lacking = f"1 damaged record left out, 2 of {IMAGES} labels not made yet"
+    assert f"{IMAGES - 3} labels of 1 view as {kind}; {lacking}" in capsys.readouterr().out
+    if kind == "huggingface":
+        assert lacking in (tmp_path / "out/README.md").read_text()
+
+
+def test_two_merges_into_one_bank_at_once_are_refused(tmp_path, capsys):
+    bank = complete(tmp_path / "bank")
+    words = ["labels", "merge", str(bank), "--into", str(tmp_path / "merged")]
+    with folder_lock.alone(tmp_path / "merged"):
+        assert main(words) == 2
+    assert "is being written by process" in capsys.readouterr().err and not (tmp_path / "merged/manifest.json").exists()
+    assert main(words) == 0
+
+
+def test_a_copy_of_a_views_file_is_no_view(tmp_path, capsys):
+    bank = complete(tmp_path / "bank")
+    for name in ("view-0001 (copy).bin", "view-0001.bak.bin", "view-2.bin", "view-00003.bin"):
+        shutil.copy(bank / "view-0001.bin", bank / name)
+    assert Bank(bank).views == [1]
+    assert main(["labels", "verify", str(bank)]) == 0 and "0 problems" in capsys.readouterr().out
 
 
 def test_labels_that_were_never_computed_are_absent_and_no_damage(tmp_path, capsys):

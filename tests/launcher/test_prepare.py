@@ -24,7 +24,7 @@ def tree(folder) -> dict[str, bytes]:
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in folder.rglob("*")
-        if path.is_file() and path.name not in ("prepared.json", "broken.txt", ".prepare.lock")
+        if path.is_file() and path.name not in ("prepared.json", "broken.txt", ".launcher.lock")
     }
 
 
@@ -165,12 +165,15 @@ def test_nothing_is_written_through_a_planted_link(tmp_path):
     (tmp_path / "in/train/a/broken.png").touch()
     mine, target = tmp_path / "mine", tmp_path / "out"
     mine.write_text("mine")
-    for link in (".prepare.lock", ".broken.txt.part", "train/a/.1.png.part", "train/a/.2.png.part"):
+    prepare(str(tmp_path / "in"), target)
+    shutil.rmtree(target / "train")
+    (target / ".launcher.lock").unlink()
+    for link in (".launcher.lock", ".broken.txt.part", "train/a/.1.png.part", "train/a/.2.png.part"):
         (target / link).parent.mkdir(parents=True, exist_ok=True)
         (target / link).symlink_to(mine)
-    with pytest.raises(launcher.UserError, match=r".prepare.lock is a link\n.*\n.*rm "):
+    with pytest.raises(launcher.UserError, match=r".launcher.lock is a link\n.*\n.*rm "):
         prepare(str(tmp_path / "in"), target)
-    (target / ".prepare.lock").unlink()
+    (target / ".launcher.lock").unlink()
     assert "1 image could not be read" in prepare(str(tmp_path / "in"), target)
     assert mine.read_text() == "mine" and len(list(target.rglob("[1-3].png"))) == 3
 
@@ -366,6 +369,21 @@ def test_verification_compares_how_many_images_there_are_with_the_record(tmp_pat
     record.write_text(record.read_text().replace('"images in train": 1347', '"images in train": 1348'))
     with pytest.raises(launcher.UserError, match="train has 1,347 images, 1,348 were written"):
         verify(tmp_path)
+
+
+def test_verification_misses_masks(tmp_path):
+    prepare("shapes", tmp_path, size=16)
+    verify(tmp_path)
+    for mask in sorted((tmp_path / "train/masks").iterdir())[:2]:
+        mask.unlink()
+    with pytest.raises(launcher.UserError, match=r"train has (\d+) images and \d+ masks"):
+        verify(tmp_path)
+
+
+def test_a_class_is_verified_whose_name_is_that_of_an_image_file(tmp_path):
+    write_images(tmp_path / "in", "x.jpg/1.png", "x.jpg/2.png")
+    prepare(str(tmp_path / "in"), tmp_path / "out")
+    assert "2 images decoded" in verify(tmp_path / "out")
 
 
 @pytest.mark.parametrize("how", [{}, {"shard_size": "20KB"}])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -33,7 +35,7 @@ def test_a_class_whose_name_is_no_line_of_text_is_refused(tmp_path, name):
 
 HOLDER = """
 import sys
-from launcher.prepare.lock import alone
+from launcher.record.folder_lock import alone
 with alone(__import__("pathlib").Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -50,7 +52,7 @@ def test_a_second_preparation_of_a_folder_names_the_first_and_a_killed_one_holds
     command = [sys.executable, "-m", "launcher", "prepare", str(tmp_path / "in"), str(target)]
     second = subprocess.run(command, capture_output=True, text=True)
     assert second.returncode == 2 and "Traceback" not in second.stderr
-    who = f"{target} is being prepared by process {holder.pid} on {socket.gethostname()} since 20"
+    who = f"{target} is being written by process {holder.pid} on {socket.gethostname()} since 20"
     assert who in second.stderr and "wait for its end, or name another folder" in second.stderr
     holder.kill()
     holder.communicate()
@@ -62,8 +64,78 @@ def test_a_damaged_record_of_a_target_is_named_with_a_fix(tmp_path, text):
     write_images(tmp_path / "in", "a/1.png", "a/2.png")
     prepare(str(tmp_path / "in"), tmp_path / "out")
     (tmp_path / "out/prepared.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(launcher.UserError, match=r"out/prepared.json is damaged: .*\n.*rm -r"):
+    with pytest.raises(launcher.UserError, match=r"out/prepared.json is damaged: .*\n.*begin anew"):
         prepare(str(tmp_path / "in"), tmp_path / "out")
+
+
+@pytest.mark.parametrize("how", [{}, {"shard_size": "10KB"}, {"unlabelled": True}])
+def test_the_command_that_a_refusal_names_removes_what_was_prepared_and_nothing_else(tmp_path, how):
+    """The originals may lie in the target, and beside images without labels those with them."""
+    target = tmp_path / "my data"
+    write_images(target / "raw", "a/1.png", "a/2.png", "b/1.png", "b/2.png")
+    if how.get("unlabelled"):
+        write_images(target / "train", "a/mine.png")
+    (target / "raw/a/broken.png").touch()
+    (target / "notes.txt").write_text("mine")
+    before = {path for path in target.rglob("*") if path.is_file()}
+    prepare(str(target / "raw"), target, **how)
+    with pytest.raises(launcher.UserError) as error:
+        prepare(str(target / "raw"), target, size=8, **how)
+    subprocess.run(error.value.issues[0].fix.partition("remove what was prepared: ")[2], shell=True, check=True)
+    assert {path for path in target.rglob("*") if path.is_file()} - before == {target / ".launcher.lock"}
+    assert all(path.is_file() for path in before) and "written, 0 already there" in prepare(
+        str(target / "raw"), target, size=8, **how
+    )
+
+
+@pytest.mark.parametrize("how", [{}, {"shard_size": "10KB"}])
+def test_files_that_are_there_before_the_first_preparation_are_not_taken_for_its_own(tmp_path, how):
+    write_images(tmp_path / "in", "a/1.png", "a/2.png")
+    write_images(tmp_path / "out/train", "a/1.png", "b/mine.png")
+    with pytest.raises(
+        launcher.UserError, match=r"out/train has files that launcher prepare did not make\n.*another folder"
+    ):
+        prepare(str(tmp_path / "in"), tmp_path / "out", **how)
+    assert not (tmp_path / "out/prepared.json").exists()
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_a_class_whose_files_are_no_images_by_their_suffix_is_refused_and_single_ones_are_counted(tmp_path, split):
+    source = tmp_path / "in"
+    for part in ("train", "validation") if split else ("",):
+        write_images(source / part, "a/1.png", "a/2.png", "b/1.png", "b/2.png")
+        (source / part / "a/3.AVIF").touch()
+        (source / part / "c").mkdir()
+        for name in ("1.heic", "2.heic", "readme", ".hidden"):
+            (source / part / "c" / name).touch()
+        (source / part / "empty").mkdir()
+    with pytest.raises(launcher.UserError) as error:
+        prepare(str(source), tmp_path / "out")
+    c, empty = error.value.issues
+    assert c.found.endswith("/c has no images among its files (2 .heic, 1 no suffix)") and ".webp" in c.valid
+    assert c.fix == "convert its files, or remove the folder"
+    assert empty.found.endswith("/empty has no images") and empty.fix == "put some there, or remove the folder"
+    for part in ("train", "validation") if split else ("",):
+        for name in ("c", "empty"):
+            shutil.rmtree(source / part / name)
+    (source / "list.csv").touch()
+    assert f"left out, as no images by their suffix: {2 if split else 1} .avif, 1 .csv" in prepare(
+        str(source), tmp_path / "out"
+    )
+
+
+@pytest.mark.parametrize("name", ["digits", "shapes"])
+def test_a_drawn_source_can_be_prepared_into_a_folder_of_its_name_and_again_and_a_users_folder_goes_first(
+    tmp_path, monkeypatch, name
+):
+    monkeypatch.chdir(tmp_path)
+    assert " already there" in prepare(name, name)
+    assert "0 written" in prepare(name, name)
+    assert json.loads((tmp_path / name / "prepared.json").read_text())["source"] == name
+    shutil.rmtree(name)
+    write_images(tmp_path / name, "a/1.png", "a/2.png")
+    assert "1 training and 1 validation images in 1 class" in prepare(name, "out")
+    assert json.loads((tmp_path / "out/prepared.json").read_text())["source"] == str(tmp_path / name)
 
 
 def test_a_target_inside_the_source_is_refused(tmp_path):
@@ -143,7 +215,7 @@ def test_a_class_of_which_nothing_can_be_read_is_refused_before_the_target_is_fi
             prepare(source, target, validation_fraction=0.5, **how)
         [issue] = error.value.issues
         assert issue.found == f"{source}: of class a, 0 of 1 training image can be read"
-        assert f"{target}/broken.txt lists" in issue.fix and f"rm -r '{target}'" in issue.fix
+        assert f"{target}/broken.txt lists" in issue.fix and f"rm -r '{target}/" in issue.fix
         with pytest.raises(launcher.UserError, match="was not finished"):
             verify(target)
 

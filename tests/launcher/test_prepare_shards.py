@@ -20,7 +20,7 @@ from training.data.sources.shards import LabelledShards, ShardReading, Unlabelle
 import launcher
 from launcher.prepare import prepare, verify
 from tests.conftest import wait_until
-from tests.launcher.test_prepare import nasty_images, tree
+from tests.launcher.test_prepare import nasty_images, tree, write_images
 
 
 def files_of(folder) -> dict[str, bytes]:
@@ -176,11 +176,27 @@ def test_a_record_that_names_broken_images_by_path_is_made_again(tmp_path):
 
 def test_no_list_of_classes_is_written_through_a_planted_link(tmp_path):
     (tmp_path / "mine").write_text("mine")
-    (tmp_path / "out/train").mkdir(parents=True)
+    source = str(photos(tmp_path / "in", 12))
+    prepare(source, tmp_path / "out", shard_size="1MB", jobs=1)
+    (tmp_path / "out/train/classes.txt").unlink()
     (tmp_path / "out/train/classes.txt").symlink_to(tmp_path / "mine")
-    prepare(str(photos(tmp_path / "in", 12)), tmp_path / "out", shard_size="1MB", jobs=1)
+    prepare(source, tmp_path / "out", shard_size="1MB", jobs=1)
     assert (tmp_path / "mine").read_text() == "mine"
     assert (tmp_path / "out/train/classes.txt").read_text() == "class 0\nclass 1\nclass 2\n"
+
+
+def test_an_image_that_could_not_be_read_is_in_its_shard_once_it_can(tmp_path):
+    write_images(tmp_path / "in", *(f"a/{number}.png" for number in range(8)))
+    whole = (tmp_path / "in/a/0.png").read_bytes()
+    (tmp_path / "in/a/0.png").write_bytes(b"")
+    how = {"shard_size": "1KB", "jobs": 1}
+    assert "1 image could not be read" in prepare(str(tmp_path / "in"), tmp_path / "out", **how)
+    assert "0 written, 7 already there\n1 image could not" in prepare(str(tmp_path / "in"), tmp_path / "out", **how)
+    (tmp_path / "in/a/0.png").write_bytes(whole)
+    done = prepare(str(tmp_path / "in"), tmp_path / "out", **how)
+    assert "could not be read" not in done and "8 images decoded" in verify(tmp_path / "out")
+    written = int(done.partition("; ")[2].split()[0])
+    assert 1 <= written < 8, "its shard alone"
 
 
 def test_another_source_under_the_same_name_is_refused(tmp_path):

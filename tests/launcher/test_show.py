@@ -129,6 +129,19 @@ def test_an_epoch_of_a_resumed_run_costs_its_share_of_that_runs_own_epochs(capsy
     assert "  cost        $3.00, $1.50 an epoch\n" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("state", "hyperparameters"), [("Stopped", {}), ("Failed", {}), ("Completed", {"max_steps": "9"})]
+)
+def test_a_run_that_ended_within_an_epoch_has_no_price_of_one(state, hyperparameters, capsys):
+    folder = recorded(
+        "job-20260101-000000-abcd", price={"text": "at most $9.00"}, git={}, hyperparameters=hyperparameters
+    )
+    folder.outcome.write_text(json.dumps({"state": state, "cost_usd": 5.0, "failure": "lost"}))
+    folder.metrics.write_text('{"rank": 0, "epoch": 1, "step": 9}\n')
+    print_run(launcher.Run(folder))
+    assert "  cost        $5.00\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("spot", [False, True])
 def test_what_a_job_has_spent_is_on_demand_and_of_spot_hosts_an_upper_bound(spot, capsys):
     started = (datetime.now(timezone.utc) - timedelta(hours=1)).isoformat()

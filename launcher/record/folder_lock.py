@@ -1,4 +1,4 @@
-"""One preparation of a target at a time."""
+"""One process at a time that writes a folder of images, weights or labels."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 
 from launcher.config.issues import mistake
 
-LOCK = ".prepare.lock"
-"""The target's lock file. It stays there: the lock ends with its process, however that ends."""
+LOCK = ".launcher.lock"
+"""The folder's lock file. It stays there: the lock ends with its process, however that ends."""
 
 NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 """Errors of file systems without locks, such as Lustre mounted without flock."""
@@ -23,10 +23,10 @@ NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 
 @contextlib.contextmanager
 def alone(target: Path) -> Iterator[None]:
-    """Reserve a target for this process.
+    """Reserve a folder for this process; make it where there is none.
 
     Raises:
-        UserError: another process prepares it; the message says which, where and since when. Or the lock is a link: what it
+        UserError: another process writes it; the message says which, where and since when. Or the lock is a link: what it
             points to would be overwritten.
     """
     target.mkdir(parents=True, exist_ok=True)
@@ -36,14 +36,14 @@ def alone(target: Path) -> Iterator[None]:
         if error.errno != errno.ELOOP:
             raise
         found, fix = f"{target / LOCK} is a link", f"remove it: rm {shlex.quote(str(target / LOCK))}"
-        raise mistake("TARGET", found, fix, valid="a file of launcher prepare") from None
+        raise mistake("TARGET", found, fix, valid="a file of the launcher") from None
     with open(descriptor, "r+", encoding="utf-8") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = lock.read() or "another process"
             fix = "wait for its end, or name another folder"
-            raise mistake("TARGET", f"{target} is being prepared by {holder}", fix) from None
+            raise mistake("TARGET", f"{target} is being written by {holder}", fix) from None
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
