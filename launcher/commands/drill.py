@@ -28,8 +28,8 @@ def add(to: arguments.Add) -> None:
     )
     arguments.json(
         made,
-        "{undisturbed, runs, exact, steps, weights, furthest, difference, kills: [{how, at_step, resumed_from, seconds}], "
-        "goodput: null or {share, seconds, useful, redone, undisturbed}}",
+        "{undisturbed, runs, exact, steps, weights, furthest, difference, kills: [{how, at_step, resumed_from (null: not known), "
+        "seconds}], goodput: null or {share, seconds, useful, redone, undisturbed}}",
     )
 
 

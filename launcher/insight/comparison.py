@@ -20,7 +20,7 @@ from launcher.insight.kept import Kept, apart, fixes_kept
 from launcher.insight.length import common, epoch_steps, work_of_a_step
 from launcher.insight.phases import labelled
 from launcher.insight.ratio import CONFIDENCE, Ratio
-from launcher.record.records import write_atomically
+from launcher.record.records import write_named
 from launcher.show import html
 from launcher.show.svg import Picture
 from launcher.show.table import Table
@@ -329,7 +329,7 @@ class Comparison:
         drawn = self.picture
         if not drawn:
             raise mistake("plot", "no step of either run was measured", "compare two runs whose steps were")
-        write_atomically(Path(file), drawn)
+        write_named(Path(file), drawn)
         return Path(file)
 
     def save_html(self, file: Path | str) -> Path:
@@ -337,7 +337,7 @@ class Comparison:
         path = Path(file)
         title = f"{self.before.measurements.source} and {self.after.measurements.source}"
         runs = [(run.evidence, run.report) for run in (self.before, self.after)]
-        write_atomically(path, page.page(title, self._html(html.inline), runs))
+        write_named(path, page.page(title, self._html(html.inline), runs))
         return path
 
 

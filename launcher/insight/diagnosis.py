@@ -14,7 +14,7 @@ from launcher.insight.measurements import Measurements
 from launcher.insight.probe import Probe, tested
 from launcher.insight.report import Report
 from launcher.insight.rules.table import judge
-from launcher.record.records import write_atomically
+from launcher.record.records import write_named
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Diagnosis:
         """Write one self-contained page with charts; it needs no network."""
         path = Path(file)
         title = f"{self.measurements.source}: {self.headline}"
-        write_atomically(path, page.page(title, "", [(self.evidence, self.report)]))
+        write_named(path, page.page(title, "", [(self.evidence, self.report)]))
         return path
 
     def to_dict(self) -> dict[str, Any]:

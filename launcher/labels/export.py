@@ -32,22 +32,24 @@ class Exported:
     labels: int = 0
     damaged: int = 0
     """Records that were written, but are not whole."""
+    absent: int = 0
+    """Not made yet, or of images that cannot be read."""
 
     def whole_records(self, view: int) -> Iterator[Labels]:
         """All whole records of a view, part by part, counted."""
+        left = self.bank.images_per_view
         for piece in self.bank.pieces(view):
-            self.labels += int(piece.held.sum())
-            self.damaged += int((piece.written & ~piece.held).sum())
+            held, damaged = int(piece.held.sum()), int((piece.written & ~piece.held).sum())
+            self.labels, self.damaged, left = self.labels + held, self.damaged + damaged, left - held - damaged
             found: dict[str, np.ndarray] = self.bank.records.tensors(piece.records[piece.held])
             yield {"image": piece.images[piece.held].astype(np.int32), **found}
+        self.absent += max(0, left)
 
     @property
     def lacking(self) -> str:
-        """`; 1 damaged record left out, 3 of 40 labels not made yet`; empty if it has all."""
-        expected = len(self.bank.views) * self.bank.images_per_view
-        absent = expected - self.labels - self.damaged
+        """`; 1 damaged record left out, 3 absent`; empty if it has all."""
         parts = [f"{counted(self.damaged, 'damaged record')} left out"] if self.damaged else []
-        parts += [f"{absent:,} of {counted(expected, 'label')} not made yet"] if absent > 0 else []
+        parts += [f"{self.absent:,} absent"] if self.absent else []
         return f"; {', '.join(parts)}" if parts else ""
 
 

@@ -74,14 +74,14 @@ def unfinished(key: str, folder: Path) -> Issue | None:
     folder = folder.resolve()
     if folder.name not in SPLITS:
         return None
-    recorded = _read(folder.parent)
-    makes_it = bool(recorded) and (folder.name == "unlabelled") == bool(recorded.get("unlabelled"))
-    if not makes_it or image_counts(recorded):
+    how = recorded(folder.parent)
+    makes_it = bool(how) and (folder.name == "unlabelled") == bool(how.get("unlabelled"))
+    if not makes_it or image_counts(how):
         return None
-    return not_finished(key, folder.parent, recorded)
+    return not_finished(key, folder.parent, how)
 
 
-def _read(target: Path) -> Recorded:
+def recorded(target: Path) -> Recorded:
     """A folder's record; empty if there is none, or another program's file of that name."""
     try:
         found = json.loads((target / RECORD).read_bytes())

@@ -15,11 +15,11 @@ from pathlib import Path
 from launcher.config.issues import Issue, UserError, mistake
 from launcher.planner.made_folders import RECORD, SPLITS, WRITTEN, Recorded
 from launcher.prepare import folders, shards
-from launcher.prepare.image_folders import by_suffix, other_files
+from launcher.prepare.image_folders import by_suffix
 from launcher.prepare.processes import available_cores
 from launcher.prepare.samples import Encoding, Sample, as_utf8
-from launcher.prepare.sources import find_samples, has_idx, is_folder
-from launcher.prepare.state import ARGUMENTS, BROKEN, read_state, removal, splits_of
+from launcher.prepare.sources import find_samples, is_folder
+from launcher.prepare.state import ARGUMENTS, BROKEN, MASKS, read_state, removal, splits_of
 from launcher.prepare.verification import verify
 from launcher.record import folder_lock
 from launcher.record.records import write_atomically, write_json
@@ -56,7 +56,7 @@ def prepare(
         source: `digits` (scikit-learn's, 8 × 8 grey), `fashion-mnist` (Debian's package), `photos` (JPEGs of 400 × 300 pixels, cut
             from scikit-learn's two photographs), `shapes` and `cutouts` (with masks), a folder with MNIST-style idx files, or a
             folder with one subfolder per class, or with images/ and masks/; the last two also below train/ and validation/ (or
-            val/ or test/).
+            val/ or test/). A folder goes before a name.
         target: gets target/train and target/validation.
         size: scale images down to this shorter side, in pixels; smaller images stay. `shapes` and `cutouts` are drawn at this size.
         validation_fraction: held-out share of each class, unless the source has a split. It is selected by file name, so a
@@ -72,15 +72,14 @@ def prepare(
 
     Raises:
         UserError: an unknown or empty source, a class or a split of which nothing can be read, a class with held-out images only or
-            whose name is not a line of text, a missing package, or a target that was made with other arguments, has files that prepare
-            did not make where its own would go, or is being written by another process.
+            whose name is not a line of text or whose files are no images by their suffix, a missing package, or a target that was made with
+            other arguments, has files where its own would go and no record, or is being written by another process.
     """
     from tqdm import tqdm
 
     _check(source, target, size, validation_fraction, shard_size, jpeg_quality, jobs)
     in_folder = is_folder(source, target)
-    from_files = in_folder and not has_idx(Path(source))
-    samples = find_samples(source, size, validation_fraction, unlabelled, in_folder=in_folder)
+    samples, others = find_samples(source, size, validation_fraction, unlabelled, in_folder=in_folder)
     _refuse_unlearned(source, samples)
     target, encoding = Path(target), Encoding(size, jpeg_quality)
     made_of = as_utf8(str(Path(source).resolve())) if in_folder else source
@@ -104,7 +103,6 @@ def prepare(
         _refuse_emptied(source, target, samples, readable)
         _finish(target, readable)
         warnings = _not_held_out(readable, in_folders=not shard_size)
-        others = other_files(Path(source)) if from_files else Counter[str]()
         warnings += [f"left out, as no images by their suffix: {by_suffix(others)}"] if others else []
         return as_utf8("\n".join([_summary(readable, target, written), *warnings, *left_out]))
 
@@ -215,12 +213,15 @@ def _remember(target: Path, how: Recorded) -> None:
 
 def _refuse_other_files(target: Path, how: Recorded) -> None:
     """Raise a UserError if files are where nothing was prepared before: they would be mixed with a source's images, or taken for them."""
-    taken = [
-        target / split for split in splits_of(how) if (target / split).is_dir() and any((target / split).iterdir())
-    ]
+    taken = [target / split for split in splits_of(how) if _holds_any(target / split)]
     if taken:
-        found = f"{' and '.join(map(str, taken))} {'has' if len(taken) == 1 else 'have'} files that launcher prepare did not make"
+        found = f"there are files in {' and '.join(map(str, taken))}, and no {target / RECORD}: launcher prepare may not have made them"
         raise mistake("TARGET", found, "name another folder, or move them elsewhere")
+
+
+def _holds_any(folder: Path) -> bool:
+    """Whether a folder holds anything visible."""
+    return folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir())
 
 
 def _refuse_unlearned(source: str, samples: list[Sample]) -> None:
@@ -292,6 +293,7 @@ def _finish(target: Path, readable: list[Sample]) -> None:
     """Record how many images each split has, for `verify`: a target without these counts was not finished."""
     file = target / RECORD
     counts = Counter(sample.split for sample in readable)
+    counts.update(f"{sample.split}/{MASKS}" for sample in readable if sample.mask is not None)
     how = read_state(file, target, ARGUMENTS) or {}
     write_json(file, {**how, **{f"{WRITTEN}{split}": count for split, count in sorted(counts.items())}})
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from launcher.config.file_trees import image_suffixes, masks_among, walk
 from launcher.config.issues import Issue, UserError, mistake
-from launcher.prepare.samples import KEPT, Sample
+from launcher.prepare.samples import KEPT, Sample, as_utf8
 
 LONGEST = 200
 """Bytes of a written file's name without its suffix; file systems allow 255 in all, and its temporary name is longer."""
@@ -20,12 +20,19 @@ LONGEST = 200
 HELD_OUT = ("validation", "val", "test")
 """Folders of held-out images beside train/: the first that exists counts."""
 
+SHOWN = 5
+"""Suffixes that a message names."""
+
 CONTROLS = ("Cc", "Zl", "Zp", "Cs")
 """Unicode categories: control characters, line and paragraph separators, and bytes that are not UTF-8."""
 
 
-def image_folder(folder: Path, validation_fraction: float) -> Iterator[Sample]:
-    """A folder with one subfolder per class, or with images/ and masks/; optionally below a split's folders."""
+def image_folder(folder: Path, validation_fraction: float, others: Counter[str]) -> Iterator[Sample]:
+    """A folder with one subfolder per class, or with images/ and masks/; optionally below a split's folders.
+
+    Args:
+        others: gets the visible files that are not read, by their suffixes, such as .heic.
+    """
     held_out_name = _held_out_name(folder)
     if (
         held_out_name is None
@@ -40,11 +47,11 @@ def image_folder(folder: Path, validation_fraction: float) -> Iterator[Sample]:
     if held_out_name is not None:
         for split, part in (("train", folder / "train"), ("validation", folder / held_out_name)):
             masked = _has_masks(part)
-            for name in _named_files(part, masked):
+            for name in _named_files(part, masked, others):
                 yield _from_file(split, part, name, masked)
         return
     masked = _has_masks(folder)
-    names = list(_named_files(folder, masked))
+    names = list(_named_files(folder, masked, others))
     kept_back = held_out(names, validation_fraction)
     for name in names:
         yield _from_file("validation" if name in kept_back else "train", folder, name, masked)
@@ -56,18 +63,20 @@ def _held_out_name(folder: Path) -> str | None:
     return found if (folder / "train").is_dir() else None
 
 
-def tree(folder: Path) -> Iterator[Sample]:
-    """All images of a tree, without labels; if the tree is split, except held-out ones. Masks are not images."""
+def tree(folder: Path, others: Counter[str]) -> Iterator[Sample]:
+    """All images of a tree, without labels; if the tree is split, except held-out ones. Masks are not images. `others` as in
+    `image_folder`."""
     without = {*HELD_OUT} if _held_out_name(folder) is not None else set()
-    for inside in _images_below(folder, without):
+    for inside in _images_below(folder, others, without):
         yield Sample("unlabelled", None, _stem(inside), os.path.join(folder, inside))
 
 
-def _images_below(folder: Path, without: Iterable[str] = ()) -> Iterator[str]:
+def _images_below(folder: Path, others: Counter[str], without: Iterable[str] = ()) -> Iterator[str]:
     """Paths of all images below a folder, as the entry scripts find them: links are followed; hidden files and folders are left out, as are
     masks beside their images.
 
     Args:
+        others: as in `image_folder`.
         without: names of folders directly in it that are left out too.
     """
     left_out, endings = {*without}, image_suffixes()
@@ -75,9 +84,11 @@ def _images_below(folder: Path, without: Iterable[str] = ()) -> Iterator[str]:
         left_out |= masks_among(folders)
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in left_out)
         left_out = set()
-        for name in sorted(files):
-            if name.lower().endswith(endings) and not name.startswith("."):
+        for name in sorted(name for name in files if not name.startswith(".")):
+            if name.lower().endswith(endings):
                 yield os.path.normpath(os.path.join(os.path.relpath(place, folder), name))
+            else:
+                others[os.path.splitext(name.lower())[1] or "without suffix"] += 1
 
 
 def _refuse_unlisted(error: OSError) -> None:
@@ -104,48 +115,46 @@ def _has_masks(folder: Path) -> bool:
     return True
 
 
-def _named_files(folder: Path, masked: bool) -> Iterator[tuple[str, str]]:
-    """(class, path below the class's folder) of every image, sorted. Images with masks have the class `images`."""
+def _named_files(folder: Path, masked: bool, others: Counter[str]) -> Iterator[tuple[str, str]]:
+    """(class, path below the class's folder) of every image, sorted. Images with masks have the class `images`. `others` as in
+    `image_folder`."""
     classes = [path for path in _visible_folders(folder) if not (path.name == "masks" and masked)]
     _require_lines(classes)
-    images = {path: sorted(_images_below(path)) for path in classes}
+    unread = {path: Counter[str]() for path in classes}
+    images = {path: sorted(_images_below(path, unread[path])) for path in classes}
     if any(images.values()):
-        _require_images([path for path, found in images.items() if not found])
+        _require_images({path: unread[path] for path, found in images.items() if not found})
+    others.update(sum(unread.values(), Counter[str]()))
     for class_folder, found in images.items():
         for path in found:
             yield class_folder.name, path
 
 
-def other_files(folder: Path) -> Counter[str]:
-    """Suffix, such as .heic -> how many visible files below a folder have it and are therefore not read."""
-    endings = image_suffixes()
-    found: Counter[str] = Counter()
-    for _, folders, files in walk(folder, _refuse_unlisted):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        shown = (name.lower() for name in files if not name.startswith("."))
-        found.update(os.path.splitext(name)[1] or "no suffix" for name in shown if not name.endswith(endings))
-    return found
-
-
-def _require_images(classes: list[Path]) -> None:
-    """Raise a UserError that lists the folders without a readable image: their classes would be missing."""
-    issues = []
-    for path in classes:
-        others = other_files(path)
-        found = f"{path} has no images" + (f" among its files ({by_suffix(others)})" if others else "")
-        fix = "convert its files" if others else "put some there"
-        issues.append(
-            Issue(key="SOURCE", found=found, valid=", ".join(image_suffixes()), fix=f"{fix}, or remove the folder")
+def _require_images(classes: dict[Path, Counter[str]]) -> None:
+    """Raise a UserError that lists the folders with files of which none is an image by its suffix: their classes would be missing."""
+    fix = "convert its files to one of these, or move the folder elsewhere if it is no class"
+    issues = [
+        Issue(
+            key="SOURCE",
+            found=f"{path} has no images among its files ({by_suffix(others)})",
+            valid=", ".join(image_suffixes()),
+            fix=fix,
         )
+        for path, others in classes.items()
+        if others
+    ]
     if issues:
         raise UserError(issues)
 
 
 def by_suffix(files: Counter[str]) -> str:
-    """`12 .heic, 3 .txt`"""
-    return ", ".join(
-        f"{count:,} {suffix}" for suffix, count in sorted(files.items(), key=lambda one: (-one[1], one[0]))
-    )
+    """`12 .heic, 3 .txt`, the most frequent first."""
+    listed = sorted(files.items(), key=lambda one: (-one[1], one[0]))
+    shown = [
+        f"{count:,} {as_utf8(suffix) if suffix.isprintable() else ascii(suffix)}" for suffix, count in listed[:SHOWN]
+    ]
+    more = sum(count for _, count in listed[SHOWN:])
+    return ", ".join(shown + ([f"{more:,} others"] if more else []))
 
 
 def _require_lines(classes: list[Path]) -> None:

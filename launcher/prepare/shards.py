@@ -137,7 +137,10 @@ def _is_there(target: Path, shard: _Shard, encoding: Encoding) -> bool:
         return False
     if record is None or not file.is_file() or record["size"] != file.stat().st_size:
         return False
-    return not any(_is_readable(shard.samples[index - shard.first], encoding) for index in record["broken"])
+    places = [index - shard.first for index in record["broken"]]
+    if not all(0 <= place < len(shard.samples) for place in places):
+        return False
+    return not any(_is_readable(shard.samples[place], encoding) for place in places)
 
 
 def _is_readable(sample: Sample, encoding: Encoding) -> bool:

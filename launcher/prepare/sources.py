@@ -8,12 +8,14 @@ import importlib.util
 import math
 import struct
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.config.file_trees import image_suffixes
 from launcher.config.issues import UserError, did_you_mean, mistake
+from launcher.planner.made_folders import recorded
 from launcher.prepare import cutouts, folders, photos, shapes
 from launcher.prepare.image_folders import held_out, image_folder, tree
 from launcher.prepare.samples import Sample
@@ -56,14 +58,18 @@ MAX_RATIO = 1032
 
 
 def is_folder(source: str, target: str | Path) -> bool:
-    """Whether a source is a folder on this machine. One of DRAWN's names is, if there is such a folder that is not the target itself."""
-    return Path(source).is_dir() and (source not in DRAWN or Path(source).resolve() != Path(target).resolve())
+    """Whether a source is a folder on this machine. One of DRAWN's names is, if there is such a folder, unless the source was drawn into
+    it before, as by `launcher prepare digits digits`."""
+    folder = Path(source)
+    if not folder.is_dir() or source not in DRAWN or folder.resolve() != Path(target).resolve():
+        return folder.is_dir()
+    return recorded(folder).get("source") != source and any(not path.name.startswith(".") for path in folder.iterdir())
 
 
 def find_samples(
     source: str, size: int | None, validation_fraction: float, unlabelled: bool, *, in_folder: bool
-) -> list[Sample]:
-    """A source's samples, in a fixed order.
+) -> tuple[list[Sample], Counter[str]]:
+    """A source's samples, in a fixed order; and the files beside them that are not read, by their suffixes.
 
     Args:
         in_folder: by `is_folder`.
@@ -72,12 +78,13 @@ def find_samples(
     Raises:
         UserError: the source is unknown, empty or broken, or needs a missing package.
     """
+    others: Counter[str] = Counter()
     try:
         if unlabelled and in_folder and not has_idx(Path(source)):
-            samples = [*tree(Path(source))]
+            samples = [*tree(Path(source), others)]
         else:
             folder = Path(source) if in_folder else None
-            samples = list(_samples(source, folder, size, validation_fraction))
+            samples = list(_samples(source, folder, size, validation_fraction, others))
             samples = [*_without_labels(samples)] if unlabelled else samples
     except (IndexError, ValueError) as error:
         if isinstance(error, UserError):
@@ -93,7 +100,7 @@ def find_samples(
             valid=", ".join(image_suffixes()),
         )
     _require_names_of_their_own(samples)
-    return samples
+    return samples, others
 
 
 def _require_names_of_their_own(samples: list[Sample]) -> None:
@@ -107,7 +114,9 @@ def _require_names_of_their_own(samples: list[Sample]) -> None:
                 raise mistake("SOURCE", found, "rename one of them, and its mask where it has one")
 
 
-def _samples(source: str, folder: Path | None, size: int | None, validation_fraction: float) -> Iterable[Sample]:
+def _samples(
+    source: str, folder: Path | None, size: int | None, validation_fraction: float, others: Counter[str]
+) -> Iterable[Sample]:
     if folder is None:
         if source == "digits":
             return _digits(validation_fraction)
@@ -122,7 +131,7 @@ def _samples(source: str, folder: Path | None, size: int | None, validation_frac
         folder = next((place for place in FASHION_FOLDERS if place.is_dir()), None) or _no_fashion()
     if has_idx(folder):
         return (sample for split, names in IDX_FILES.items() for sample in _idx(folder, split, *names))
-    return image_folder(folder, validation_fraction)
+    return image_folder(folder, validation_fraction, others)
 
 
 def _no_source(source: str) -> UserError:

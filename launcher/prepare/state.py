@@ -24,17 +24,22 @@ SHARDS = ".shards"
 """The target's folder with one record per shard. Records are kept, so that a lost shard can be written again."""
 
 
+MASKS = "masks"
+"""The folder of masks in a split, and the end of the name of their count."""
+
+
 def splits_of(how: Recorded) -> tuple[str, ...]:
     """The folders that these arguments make."""
     return SPLITS[2:] if how.get("unlabelled") else SPLITS[:2]
 
 
 def removal(target: Path) -> str:
-    """How to remove what prepare made in a target, and nothing else that is there: a command, unless the record is damaged."""
+    """How to remove the folders and files that prepare made in a target, and none beside them: a command, unless the record is damaged."""
     try:
         how = ARGUMENTS.validate_json((target / RECORD).read_bytes(), strict=True)
     except ValidationError:
-        return f"remove what was prepared in {target}"
+        listed = ", ".join((*SPLITS, SHARDS, BROKEN))
+        return f"remove {RECORD} and, of {listed} beside it, what was prepared"
     made = [str(target / name) for name in (*splits_of(how), SHARDS, BROKEN, RECORD) if (target / name).exists()]
     return f"remove what was prepared: {shlex.join(['rm', '-r', *made])}"
 

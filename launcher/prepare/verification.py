@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from launcher.config.issues import Issue, UserError, mistake
-from launcher.planner.made_folders import RECORD, SPLITS, Recorded, image_counts, not_finished
+from launcher.planner.made_folders import RECORD, WRITTEN, Recorded, image_counts, not_finished
 from launcher.prepare.entry_rules import entry_rules
 from launcher.prepare.processes import Advance, available_cores, spread
-from launcher.prepare.state import ARGUMENTS, read_state
+from launcher.prepare.state import ARGUMENTS, MASKS, read_state, splits_of
 
 AT_ONCE = 500
 """Files per task of a process."""
@@ -61,7 +61,7 @@ def _listed(target: Path, how: Recorded) -> tuple[list[tuple[Path, str]], list[P
     shards: list[tuple[Path, str]] = []
     files: list[Path] = []
     problems: list[str] = []
-    for split in (target / name for name in SPLITS if name in expected or (target / name).is_dir()):
+    for split in (target / name for name in splits_of(how) if name in expected or (target / name).is_dir()):
         if how.get("shard_size"):
             try:
                 index = _index(split)
@@ -74,12 +74,12 @@ def _listed(target: Path, how: Recorded) -> tuple[list[tuple[Path, str]], list[P
             count = len(index)
         else:
             images = sorted(file for file in split.rglob("*") if file.suffix.lower() in IMAGES and file.is_file())
-            masked = (split / "images").is_dir() and (split / "masks").is_dir()
-            masks = sum(split / "masks" in file.parents for file in images) if masked else 0
+            wanted = how.get(f"{WRITTEN}{split.name}/{MASKS}")
+            masks = 0 if wanted is None else sum(split / MASKS in file.parents for file in images)
             files += images
             count = len(images) - masks
-            if masked and masks != count:
-                problems.append(f"{split} has {count:,} images and {masks:,} masks")
+            if wanted is not None and masks != wanted:
+                problems.append(f"{split} has {masks:,} masks, {wanted:,} were written")
         if count != expected.get(split.name, count):
             problems.append(f"{split} has {count:,} images, {expected[split.name]:,} were written")
     return shards, files, problems

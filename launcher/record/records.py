@@ -445,5 +445,13 @@ def write_atomically(file: Path, content: str | bytes, *, durable: bool = True) 
             os.close(folder)
 
 
+def write_named(file: Path, content: str | bytes) -> None:
+    """Write the file that a user named for a result: through a link, into a pipe or a device, and atomically if it is a regular file."""
+    if file.exists() and not file.is_file():
+        file.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+    else:
+        write_atomically(file.resolve(), content)
+
+
 def write_json(file: Path, value: Any, *, durable: bool = True) -> None:
     write_atomically(file, json.dumps(value, indent=2, ensure_ascii=False) + "\n", durable=durable)

@@ -79,7 +79,7 @@ class Drill:
         if not self.trainings:
             return "no training came to its end"
         if any(kill.resumed_from is None for kill in self.kills):
-            return "the script prints neither each step nor the one from which it resumes"
+            return "the script does not print from which step it resumes"
         if not self.exact:
             return "on another number of hosts a step takes another time"
         return "" if self.step_seconds is not None else "the script's steps were not timed"
@@ -248,7 +248,7 @@ class _Series:
             self.result.difference = self.final_difference(run, reported)
 
     def resumed_from(self, run: Run, planned: Plan) -> int | None:
-        """The step from which a run went on: as it reports, or before its first step if it prints a line for each; None: not known."""
+        """The step from which a run went on: as it prints, or before its first step if it prints a line for each; None: not known."""
         if planned.resumes is None:
             return 0
         matches = [GOES_ON.match(line) for host, line in run.logs() if host == run.hosts[0]]
@@ -260,7 +260,8 @@ class _Series:
 
     @functools.cached_property
     def prints_each_step(self) -> bool:
-        return len({metric.step for metric in self.result.undisturbed.progress()}) == self.result.steps
+        printed = {metric.step for metric in self.result.undisturbed.progress()}
+        return printed == {*range(min(printed, default=0), self.result.steps + 1)}
 
     def in_vain(self) -> tuple[str, str]:
         """Why no training could be killed, and what helps."""

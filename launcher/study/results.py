@@ -75,7 +75,7 @@ class Study(ABC):
 
     def plot(self, file: str | Path) -> Path:
         """Write the charts as SVG."""
-        records.write_atomically(Path(file), self.charts())
+        records.write_named(Path(file), self.charts())
         return Path(file)
 
     def __str__(self) -> str:
@@ -104,5 +104,5 @@ class Study(ABC):
 
     def save_html(self, file: str | Path) -> Path:
         """Write the answer with its charts and tables as one page; it needs no other file and no network."""
-        records.write_atomically(Path(file), document(self.title, self._html(html.inline)))
+        records.write_named(Path(file), document(self.title, self._html(html.inline)))
         return Path(file)

@@ -146,7 +146,7 @@ class Tuning:
                 else f"the layout of {self.config} hides where a key belongs"
             )
             raise mistake("--write", found, f"change it yourself: {shlex.join(self._words()) or 'see the lines above'}")
-        records.write_atomically(Path(file), new)
+        records.write_named(Path(file), new)
         return Path(file)
 
     def to_dict(self) -> dict[str, Any]:
@@ -279,7 +279,7 @@ class Tuning:
     def save_html(self, file: str | Path) -> Path:
         """Write one page: each change with its evidence, expected and obtained gain, then both diagnoses with charts."""
         shown = [] if self.failed else [self.search.first[0], *([self.search.best[-1]] if self.changes else [])]
-        records.write_atomically(Path(file), tune_page.page(self._title, self._html(html.inline), shown))
+        records.write_named(Path(file), tune_page.page(self._title, self._html(html.inline), shown))
         return Path(file)
 
     @property

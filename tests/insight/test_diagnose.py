@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -94,6 +95,16 @@ def test_a_page_of_a_folder_whose_name_is_no_utf8_is_written_and_a_page_that_can
     with pytest.raises(OSError, match="disk full"):
         launcher.diagnose(kts).save_html(tmp_path / "page.html")
     assert (tmp_path / "page.html").read_bytes() == old and [path.name for path in tmp_path.glob(".*")] == []
+
+
+def test_a_page_is_written_through_a_link_and_into_a_pipe(kts, tmp_path):
+    (tmp_path / "link.html").symlink_to(tmp_path / "page.html")
+    launcher.diagnose(kts).save_html(tmp_path / "link.html")
+    assert (tmp_path / "link.html").is_symlink() and (tmp_path / "page.html").stat().st_size > 10_000
+    device = tmp_path / "null"
+    device.symlink_to("/dev/null")
+    launcher.diagnose(kts).save_html(device)
+    assert device.is_symlink() and Path("/dev/null").is_char_device()
 
 
 def test_the_launcher_imports_numpy_only_to_diagnose():

@@ -81,7 +81,7 @@ def test_no_cutout_and_no_part_of_a_photograph_is_in_both_splits(stamps, monkeyp
     monkeypatch.setattr(cutouts, "_cutout", lambda file: cut[split].add(file) or real_cutout(file))
     monkeypatch.setattr(photos, "photograph", Watched)
     cutouts._draw.cache_clear()
-    for sample in find_samples("cutouts", 40, 0.25, False, in_folder=False):
+    for sample in find_samples("cutouts", 40, 0.25, False, in_folder=False)[0]:
         split = sample.split
         sample.image()
     assert cut["train"] and cut["validation"] and not cut["train"] & cut["validation"]

@@ -74,7 +74,7 @@ def test_a_script_that_does_not_print_from_where_it_resumes_lost_the_steps_that_
         )
     else:
         assert kill.resumed_from is None and re.split(" {2,}", row.strip())[3:5] == ["-", "-"]
-        assert "goodput: not measured (the script prints neither each step nor the one" in str(found)
+        assert "goodput: not measured (the script does not print from which step it resumes)" in str(found)
         assert found.to_dict()["kills"][0]["resumed_from"] is None
 
 

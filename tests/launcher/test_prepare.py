@@ -376,7 +376,10 @@ def test_verification_misses_masks(tmp_path):
     verify(tmp_path)
     for mask in sorted((tmp_path / "train/masks").iterdir())[:2]:
         mask.unlink()
-    with pytest.raises(launcher.UserError, match=r"train has (\d+) images and \d+ masks"):
+    with pytest.raises(launcher.UserError, match=r"train has 298 masks, 300 were written"):
+        verify(tmp_path)
+    shutil.rmtree(tmp_path / "validation/masks")
+    with pytest.raises(launcher.UserError, match=r"validation has 0 masks, 125 were written"):
         verify(tmp_path)
 
 

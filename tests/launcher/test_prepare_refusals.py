@@ -14,6 +14,7 @@ import pytest
 
 import launcher
 from launcher.commands import main
+from launcher.config.file_trees import walk
 from launcher.prepare import prepare, verify
 from tests.launcher.test_prepare import tree, write_images
 
@@ -79,6 +80,7 @@ def test_the_command_that_a_refusal_names_removes_what_was_prepared_and_nothing_
     (target / "notes.txt").write_text("mine")
     before = {path for path in target.rglob("*") if path.is_file()}
     prepare(str(target / "raw"), target, **how)
+    assert "4 images decoded" in verify(target)
     with pytest.raises(launcher.UserError) as error:
         prepare(str(target / "raw"), target, size=8, **how)
     subprocess.run(error.value.issues[0].fix.partition("remove what was prepared: ")[2], shell=True, check=True)
@@ -92,9 +94,7 @@ def test_the_command_that_a_refusal_names_removes_what_was_prepared_and_nothing_
 def test_files_that_are_there_before_the_first_preparation_are_not_taken_for_its_own(tmp_path, how):
     write_images(tmp_path / "in", "a/1.png", "a/2.png")
     write_images(tmp_path / "out/train", "a/1.png", "b/mine.png")
-    with pytest.raises(
-        launcher.UserError, match=r"out/train has files that launcher prepare did not make\n.*another folder"
-    ):
+    with pytest.raises(launcher.UserError, match=r"files in .*out/train, and no .*prepared.json.*\n.*another folder"):
         prepare(str(tmp_path / "in"), tmp_path / "out", **how)
     assert not (tmp_path / "out/prepared.json").exists()
 
@@ -111,17 +111,46 @@ def test_a_class_whose_files_are_no_images_by_their_suffix_is_refused_and_single
         (source / part / "empty").mkdir()
     with pytest.raises(launcher.UserError) as error:
         prepare(str(source), tmp_path / "out")
-    c, empty = error.value.issues
-    assert c.found.endswith("/c has no images among its files (2 .heic, 1 no suffix)") and ".webp" in c.valid
-    assert c.fix == "convert its files, or remove the folder"
-    assert empty.found.endswith("/empty has no images") and empty.fix == "put some there, or remove the folder"
-    for part in ("train", "validation") if split else ("",):
-        for name in ("c", "empty"):
-            shutil.rmtree(source / part / name)
-    (source / "list.csv").touch()
-    assert f"left out, as no images by their suffix: {2 if split else 1} .avif, 1 .csv" in prepare(
-        str(source), tmp_path / "out"
+    [issue] = error.value.issues
+    assert (
+        issue.found.endswith("/c has no images among its files (2 .heic, 1 without suffix)") and ".webp" in issue.valid
     )
+    assert issue.fix.startswith("convert its files to one of these, or move the folder elsewhere")
+    for part in ("train", "validation") if split else ("",):
+        shutil.rmtree(source / part / "c")
+        (source / part / "a/list.csv").touch()
+    (source / "a file beside the classes.csv").touch()
+    n = 2 if split else 1
+    done = prepare(str(source), tmp_path / "out")
+    assert f"left out, as no images by their suffix: {n} .avif, {n} .csv" in done
+
+
+def test_of_many_suffixes_the_most_frequent_are_named(tmp_path):
+    write_images(tmp_path / "in", "a/1.png", "a/2.png")
+    for number in range(9):
+        (tmp_path / f"in/a/IM.{number:04d}").touch()
+    (tmp_path / "in/a/x.a\nb").touch()
+    (tmp_path / "in/a/y.a\nb").touch()
+    done = prepare(str(tmp_path / "in"), tmp_path / "out")
+    assert done.endswith(r"suffix: 2 '.a\nb', 1 .0000, 1 .0001, 1 .0002, 1 .0003, 5 others")
+
+
+def test_a_folder_beside_those_that_are_read_may_be_unlisted(tmp_path, monkeypatch):
+    write_images(tmp_path / "in", "train/a/1.png", "val/a/2.png", "lost+found/x.png")
+    monkeypatch.setattr("launcher.prepare.image_folders.walk", unlisted("lost+found"))
+    assert prepare(str(tmp_path / "in"), tmp_path / "out").endswith("2 written, 0 already there")
+
+
+def unlisted(name: str):
+    """The walk of trees of which one folder cannot be listed, also by root, whom no mode of a folder stops."""
+
+    def walked(root, onerror):
+        for place, folders, files in walk(root, onerror):
+            if name in (*folders, os.path.basename(place)):
+                onerror(PermissionError(errno.EACCES, "Permission denied", name))
+            yield place, folders, files
+
+    return walked
 
 
 @pytest.mark.parametrize("name", ["digits", "shapes"])
@@ -134,6 +163,8 @@ def test_a_drawn_source_can_be_prepared_into_a_folder_of_its_name_and_again_and_
     assert json.loads((tmp_path / name / "prepared.json").read_text())["source"] == name
     shutil.rmtree(name)
     write_images(tmp_path / name, "a/1.png", "a/2.png")
+    with pytest.raises(launcher.UserError, match="is inside"):
+        prepare(name, name)
     assert "1 training and 1 validation images in 1 class" in prepare(name, "out")
     assert json.loads((tmp_path / "out/prepared.json").read_text())["source"] == str(tmp_path / name)
 

@@ -192,6 +192,9 @@ def test_an_image_that_could_not_be_read_is_in_its_shard_once_it_can(tmp_path):
     how = {"shard_size": "1KB", "jobs": 1}
     assert "1 image could not be read" in prepare(str(tmp_path / "in"), tmp_path / "out", **how)
     assert "0 written, 7 already there\n1 image could not" in prepare(str(tmp_path / "in"), tmp_path / "out", **how)
+    for record in (tmp_path / "out/.shards").glob("train-*.json"):  # a damaged one
+        record.write_text(record.read_text().replace('"broken": {}', '"broken": {"99": "not there"}'))
+    assert "1 image could not be read" in prepare(str(tmp_path / "in"), tmp_path / "out", **how)
     (tmp_path / "in/a/0.png").write_bytes(whole)
     done = prepare(str(tmp_path / "in"), tmp_path / "out", **how)
     assert "could not be read" not in done and "8 images decoded" in verify(tmp_path / "out")
