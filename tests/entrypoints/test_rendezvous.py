@@ -101,14 +101,14 @@ def test_missing_ranks_and_hosts_are_named_while_waiting_and_in_the_end(tmp_path
 def test_a_rank_that_is_there_too_late_joins(tmp_path):
     script = """
 said = out / "stdout-0"  # which rank 0 makes
-while os.environ["RANK"] == "1" and not (said.exists() and "waiting" in said.read_text()):
+while os.environ["RANK"] == "1" and not (said.exists() and "for rank 1 (of 2)" in said.read_text()):
     time.sleep(0.02)
 with process_group() as world:
     print(world.size)
 """
     done = run_ranks(tmp_path, QUICK + script)
     assert [item.returncode for item in done] == [0, 0], done
-    assert done[0].stdout.splitlines()[0].endswith(" s for rank 1 (of 2)")
+    assert any(line.endswith(" s for rank 1 (of 2)") for line in done[0].stdout.splitlines())
     assert done[1].stdout.splitlines()[-1] == "2"  # rank 1 may have waited too, for the store
 
 
@@ -176,7 +176,7 @@ def unreached(monkeypatch, host: str, port: int, capsys) -> tuple[str, str]:
     monkeypatch.setenv("MASTER_ADDR", host)
     monkeypatch.setenv("MASTER_PORT", str(port))
     with pytest.raises(TimeoutError) as raised:
-        roll_call(Place(1, 2, 1, "environment"), "gloo", Wait("rank 1 on algo-2", 0.5))
+        roll_call(Place(1, 2, 1, "environment"), "gloo", Wait("rank 1 on algo-2", 3))
     return capsys.readouterr().out, str(raised.value)
 
 
@@ -188,7 +188,7 @@ def test_a_name_that_is_not_known_is_reported(monkeypatch, capsys):
     said, raised = unreached(monkeypatch, "algo-9", 7777, capsys)
     cause = "the name algo-9 cannot be resolved, because that host is not up, or MASTER_ADDR is wrong"
     assert said.splitlines()[0] == f"rank 1 on algo-2: waiting 0 s for rank 0 at algo-9:7777: {cause}"
-    assert raised == f"after 0.5 s rank 1 on algo-2 has not reached rank 0 at algo-9:7777: {cause}"
+    assert raised == f"after 3 s rank 1 on algo-2 has not reached rank 0 at algo-9:7777: {cause}"
 
 
 def test_a_host_that_refuses_has_no_rank_0_yet(monkeypatch, capsys):

@@ -131,6 +131,7 @@ def test_a_server_with_another_teacher_is_refused_and_not_asked_for_logits(chann
     first, second = servers.names()
     remote = meet(servers, said)
     servers.servers[second] = others.servers[second]
+    servers.slow = {first: 0.05}  # so that the other one is asked before all is made
     images = next(iter(local(found, draws()))).images.repeat(4, 1, 1, 1)
     assert torch.equal(remote(images), torch.cat([teacher(part) for part in images.split(16)]))
     made = [*Stream(pool(servers, found, said, teacher=remote), draws(epochs=2))]

@@ -176,6 +176,7 @@ def assert_same(one: list, other: list) -> None:
 def test_batches_are_those_of_the_process_itself_in_its_order(channels, rank, size, first_step):
     found, said = data(channels), []
     servers = Threads(data(channels).training, found.collate_training)
+    servers.slow = {next(iter(servers.names())): 0.05}  # so that the other one is asked before all is made
     made = [*Stream(pool(servers, found, said), draws(first_step, 2, rank, size))]
     assert_same(made, local(found, draws(first_step, 2, rank, size)))
     assert len({server for server, _ in servers.asked}) == 2 and not said

@@ -83,7 +83,7 @@ def test_every_rank_leaves_its_own_windows_and_the_seconds_it_waited_for_others(
 
 
 def test_a_fast_rank_waits_for_the_slow_ones_gradients_and_a_late_first_step_does_not_count(tmp_path):
-    """Rank 0's first batch comes 2 s late, and rank 1 takes 50 ms longer in each step."""
+    """Rank 0's first batch comes 2 s late, and rank 1 takes a quarter of a second longer in each step."""
     done = run_ranks(
         tmp_path,
         """
@@ -95,7 +95,7 @@ def test_a_fast_rank_waits_for_the_slow_ones_gradients_and_a_late_first_step_doe
                 return value.clone()
             @staticmethod
             def backward(_, gradient):
-                time.sleep(0.05)
+                time.sleep(0.25)
                 return gradient
         with process_group() as world:
             model = nn.Linear(4, 1)
@@ -112,7 +112,7 @@ def test_a_fast_rank_waits_for_the_slow_ones_gradients_and_a_late_first_step_doe
     )
     assert [item.returncode for item in done] == [0, 0], done[0].stderr + done[1].stderr
     waited = [float((tmp_path / f"waited-{rank}").read_text()) for rank in range(2)]
-    assert waited[0] > 0.03 > waited[1]
+    assert waited[0] > 0.15 > waited[1]
 
 
 def test_units_of_a_sharded_model_are_not_asked_for_a_record_in_every_step():

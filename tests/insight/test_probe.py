@@ -113,8 +113,8 @@ def test_a_slow_model_is_found_and_no_worker_is_tried_in_vain(measured, monkeypa
         return call(self, batch)
 
     monkeypatch.setattr(classification.Classification, "__call__", slow)
-    probe = measured(*CLASSIFIER)
-    assert probe.bound == "model" and probe.with_workers is None and probe.input_share < 0.1
+    probe = measured(*CLASSIFIER, seconds=12.0)
+    assert probe.bound == "model" and not probe.helped and probe.input_share < 0.1
     assert min(one.images_per_second for one in probe.input_alone) > probe.speed
 
 
@@ -137,7 +137,7 @@ def test_a_teacher_whose_logits_come_slowly_is_found_and_its_cache_is_left_alone
     )
     monkeypatch.setenv("SM_CHANNEL_TEACHER", str(folder))
     values = {"student": VIT, "student_options": TINY, "hard_label_weight": 0.1, "teacher_cache": {"views": 2}}
-    probe = measured(train_kd, DistillationSettings, values)
+    probe = measured(train_kd, DistillationSettings, values, seconds=12.0)
     assert probe.bound == "teacher" and probe.teacher_share > 0.5
     assert probe.one_batch_without_teacher > 1.5 * probe.one_batch
 

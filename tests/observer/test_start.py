@@ -225,7 +225,13 @@ def test_the_plan_says_who_is_observed_and_who_is_not_and_why(script_job):
 
 
 def test_a_run_without_torch_has_system_metrics_and_leaves_no_process(script_job):
-    run = launcher.run(launcher.plan(script_job("import time\ntime.sleep(1.2)\n")))
+    text = """
+        import os, pathlib, time
+        output = pathlib.Path(os.environ["SM_OUTPUT_DATA_DIR"])
+        while not any(file.stat().st_size for file in output.rglob("*.algo-1.json")):
+            time.sleep(0.05)
+    """
+    run = launcher.run(launcher.plan(script_job(text)))
     assert run.wait(120) == "Completed", run.outcome()
     assert not [line for _, line in run.logs() if "observer" in line]
     assert [name for name, host in read(run.name).hosts.items() if host.cores] == ["algo-1"]
