@@ -6,6 +6,7 @@ import datetime
 import textwrap
 import threading
 
+import boto3
 import pytest
 
 import launcher
@@ -148,13 +149,21 @@ RESUMES = """
     import os, pathlib, time
     folder = pathlib.Path(os.environ.get("SAGEMAKER_BASE_DIR", "/opt/ml"), "checkpoints")
     step = int((folder / "step").read_text()) if (folder / "step").exists() else 0
-    print(f"starting at {step}", flush=True)
-    while step < 60:
+    begun = step
+    print(f"starting at {begun}", flush=True)
+    while step < (1000 if begun == 0 else begun + 3):
         step += 1
         (folder / "next").write_text(str(step))
         (folder / "next").replace(folder / "step")  # whole, whenever the host is taken away
         time.sleep(0.2)
 """
+
+
+def kept_step() -> int:
+    """That of the checkpoint in S3; 0: there is none."""
+    s3, key = boto3.client("s3", region_name=REGION), "checkpoints/spot/step"
+    there = s3.list_objects_v2(Bucket=BUCKET, Prefix=key).get("Contents")
+    return int(s3.get_object(Bucket=BUCKET, Key=key)["Body"].read()) if there else 0
 
 
 @pytest.mark.slow
@@ -164,7 +173,7 @@ def test_spot_interruptions_are_counted_and_the_saving_is_reported(sagemaker_job
     )
     run = started(job)
     wait_until(lambda: any("starting at 0" in line for _, line in run.logs()), 60, "the start")
-    threading.Event().wait(4)
+    wait_until(lambda: kept_step() > 0, 90, "a checkpoint in S3")
     interrupt(emulator, run.name)
     assert run.wait(120) == "Completed"
     starts = [int(line.split()[-1]) for _, line in run.logs() if line.startswith("starting at")]

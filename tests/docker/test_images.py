@@ -81,9 +81,13 @@ def test_docker_stop_reaches_the_script_which_ends_in_order(image, distribution,
 
 def test_a_sigterm_before_the_script_has_started_is_not_lost(image, run_container, script_job):
     """It comes as soon as PID 1 listens; the script then gets it at its start, and ends in order or by it, but long before SIGKILL."""
-    container = run_container(image, script_job(SLEEPER))
-    wait_until(container.first_process_takes_sigterm, 30)
-    assert not (container.opt_ml / "output/data/ready-0").exists()
+    for _ in range(5):
+        container = run_container(image, script_job(SLEEPER))
+        wait_until(container.first_process_takes_sigterm, 30)
+        if not (container.opt_ml / "output/data/ready-0").exists():
+            break  # else the machine looked too late
+    else:
+        pytest.fail("the script had started each time")
     assert container.stop(60) in (0, 1), container.log()
 
 

@@ -94,7 +94,7 @@ class Aws:
 
     def ended(self, name: str) -> dict:
         """The description of a job once it is over."""
-        wait_until(lambda: self.describe(name)["TrainingJobStatus"] in OVER, 120, f"end of {name}")
+        wait_until(lambda: self.describe(name)["TrainingJobStatus"] in OVER, 240, f"end of {name}")
         return self.describe(name)
 
     def log(self, name: str, host: str = "algo-1") -> list[str]:

@@ -243,11 +243,14 @@ FORM = "application/x-www-form-urlencoded"
 
 def test_a_job_reaches_its_services_with_a_key_that_no_file_of_it_holds(aws, emulator):
     script = f"""
-    import boto3
+    import boto3, time
+    logs, until = boto3.client("logs"), time.monotonic() + 30
+    while not logs.describe_log_groups()["logGroups"] and time.monotonic() < until:
+        time.sleep(0.2)  # that of this job is made with its first lines
     say(
         objects=boto3.client("s3").list_objects_v2(Bucket="{BUCKET}", Prefix="of-the-job")["KeyCount"],
         status=boto3.client("sagemaker").describe_training_job(TrainingJobName="calls")["TrainingJobStatus"],
-        groups=len(boto3.client("logs").describe_log_groups()["logGroups"]),
+        groups=len(logs.describe_log_groups()["logGroups"]),
     )
     """
     aws.put("of-the-job/a")

@@ -185,10 +185,11 @@ def test_jobs_are_listed_by_name_state_and_age(aws):
     described = sagemaker.describe_training_job(TrainingJobName=names[0])
     assert first == {name: described[name] for name in first} and "TrainingEndTime" in first
     assert listed(StatusEquals="InProgress") == []
-    going = aws.start("listed-z")
+    going = aws.start("listed-z", LEAVES_A_MODEL)
     assert [job["TrainingJobName"] for job in listed(StatusEquals="InProgress")] == [going]
     cut_first = sagemaker.list_training_jobs(NameContains="listed-", StatusEquals="InProgress", MaxResults=2)
     assert cut_first["TrainingJobSummaries"] == [] and "NextToken" in cut_first
+    sagemaker.stop_training_job(TrainingJobName=going)
     aws.ended(going)
 
 

@@ -160,7 +160,8 @@ def test_a_job_goes_through_sagemakers_states_and_leaves_model_and_output_in_s3(
     ]
     assert all(entry["StartTime"] <= entry["EndTime"] and entry["StatusMessage"] for entry in transitions)
     assert job["CreationTime"] <= job["TrainingStartTime"] < job["TrainingEndTime"] == job["LastModifiedTime"]
-    assert 1 <= job["BillableTimeInSeconds"] == job["TrainingTimeInSeconds"] < 120
+    limit = job["StoppingCondition"]["MaxRuntimeInSeconds"]
+    assert 1 <= job["BillableTimeInSeconds"] == job["TrainingTimeInSeconds"] < limit
     assert job["ModelArtifacts"]["S3ModelArtifacts"] == f"s3://{BUCKET}/output/completes/output/model.tar.gz"
     archives = aws.objects("output/completes/output/")
     assert unpack(archives["model.tar.gz"]) == {"model.txt": "a model"}

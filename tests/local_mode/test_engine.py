@@ -97,7 +97,7 @@ def test_one_host_from_a_folder_with_a_nasty_name_leaves_what_a_process_run_leav
     assert {file.stat().st_uid for file in run.folder.path.rglob("*")} == {os.getuid()}
     assert launcher.attach(run.name).state == "Completed"
     assert not left(run)
-    wait_until(lambda: not processes_of(run), 10)
+    wait_until(lambda: not processes_of(run))
 
 
 def test_a_script_that_knows_nothing_of_the_kit_is_followed_and_its_container_sampled(docker_job):
@@ -146,7 +146,7 @@ def test_stop_reaches_the_scripts_on_all_hosts_and_the_run_is_stopped_not_failed
     wait_for_ready(run, 2)
     assert run.state == "InProgress"
     run.stop("enough")
-    wait_for_state(run, "Stopped", 30)
+    wait_for_state(run, "Stopped")
     assert len(list(run.folder.path.glob("hosts/*/opt/ml/output/data/told-*"))) == 2
     assert run.outcome()["stop_reason"] == "enough"
     assert not left(run)
@@ -253,10 +253,10 @@ def test_a_killed_starter_leaves_no_container_no_network_and_no_process(docker_j
     wait_for_ready(run, 2)
     starter.kill()
     starter.wait()
-    wait_for_state(run, "Stopped", 40)
+    wait_for_state(run, "Stopped")
     assert len(list(run.folder.path.glob("hosts/*/opt/ml/output/data/told-*"))) == 2, "in order, not by force"
     assert not left(run)
-    wait_until(lambda: not processes_of(run), 10)
+    wait_until(lambda: not processes_of(run))
 
 
 @pytest.mark.parametrize("moment", ["while it prepares", "while it trains"])
