@@ -313,8 +313,18 @@ def test_ctrl_c_in_a_terminal_can_leave_the_run_running(config):
     assert_nothing_left(run)
 
 
+SLOW_METRICS = """
+import sys, time
+for step in range(1, 11):
+    sys.stdout.write(f"epoch 1/1 step {step}/10 loss 0.5000 images/s 100.0\\n")
+    sys.stdout.flush()
+    time.sleep(0.5)
+sys.stdout.write("epoch 1/1 step 10/10 validation_accuracy 0.9712 validation_loss 0.1\\n")
+"""
+
+
 def test_the_live_line_is_rewritten_not_repeated(config):
-    terminal = Terminal("run", config(METRICS))
+    terminal = Terminal("run", config(SLOW_METRICS))
     terminal.until("Completed")
     assert terminal.text.count("\r\x1b[K") >= 3 and "accuracy 97.1 %" in terminal.text
     assert terminal.exit_code() == 0

@@ -88,7 +88,9 @@ def test_a_script_that_resumes_exactly_passes_kills_of_every_kind(script_job, sa
     found = drill(script_job(COUNTS), kills=4, seed=3, log=said.append)
     assert found.difference == "", found
     assert {kill.how for kill in found.kills} == {WORKERS, STOP, HOST, MACHINE}
-    assert [kill.resumed_from % 5 for kill in found.kills if kill.how != STOP] == [0] * 3
+    stopped = {kill.resumed_from for kill in found.kills if kill.how == STOP}  # it saves its last step, whichever it is
+    others = [kill.resumed_from for kill in found.kills if kill.how != STOP]
+    assert len(others) == 3 and all(step % 5 == 0 or step in stopped for step in others)
     assert all(0 <= kill.at_step - kill.resumed_from <= (0 if kill.how == STOP else 9) for kill in found.kills)
     assert any(kill.resumed_from for kill in found.kills), "some run went on from a checkpoint"
     assert all(kill.seconds > 0 for kill in found.kills)
@@ -376,5 +378,5 @@ def test_the_kits_classifier_resumes_bit_for_bit(tmp_path, said, workers):
     lost = sum(kill.at_step - kill.resumed_from for kill in found.kills)
     assert 0 < found.goodput.share < 1 and 0 < found.goodput.undisturbed < 1, found.goodput
     assert found.goodput.redone == pytest.approx(lost * found.step_seconds)
-    assert found.trainings in (1, 2), "on a busy machine a run may be over before it can be killed"
+    assert found.trainings >= 1, "on a busy machine a run may be over before it can be killed"
     assert list(found.weights) == ["model.safetensors"] and "validation_accuracy" in curve(found.undisturbed)[42]

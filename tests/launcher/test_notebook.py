@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 import types
 from html.parser import HTMLParser
 
@@ -149,8 +150,23 @@ def notebook(monkeypatch) -> Notebook:
     return made
 
 
-def test_waiting_in_a_notebook_writes_one_output_over_until_the_run_is_over(script_job, notebook):
-    run = launcher.run(launcher.plan(script_job(TRAINS)))
+def test_waiting_in_a_notebook_writes_one_output_over_until_the_run_is_over(
+    script_job, notebook, tmp_path, monkeypatch
+):
+    seen = tmp_path / "seen"
+
+    def display(html: str, display_id: bool):
+        output = notebook.display(html, display_id)
+        seen.touch()
+        return output
+
+    monkeypatch.setattr(sys.modules["IPython.display"], "display", display)
+    until_seen = f"""
+    import pathlib, time
+    while not pathlib.Path({str(seen)!r}).exists():
+        time.sleep(0.05)
+    """
+    run = launcher.run(launcher.plan(script_job(textwrap.dedent(until_seen) + textwrap.dedent(TRAINS))))
     assert run.wait(60) == "Completed"
     [output] = notebook.outputs
     assert "InProgress" in output[0] and "follows it from any notebook" in output[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import webdataset
 from PIL import Image
@@ -107,11 +109,15 @@ def test_killed_at_any_point_it_goes_on_and_the_shards_are_the_same_bytes(tmp_pa
         "--shards",
         "20KB",
     ]
+    workers = []
     for kills in (1, 4, 9):
         process = subprocess.Popen([*command, "--jobs", "2"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         wait_until(lambda: len(list(target.glob("*/*.tar"))) >= kills or process.poll() is not None)  # noqa: B023
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended already
+            workers = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGKILL)
         process.wait()
+        assert not psutil.wait_procs(workers, 60)[1], "they end with it, later on a busy machine"
         finished = list(target.glob("*/*.tar"))
         assert all(file.read_bytes() == whole[file.relative_to(target).as_posix()] for file in finished)
     words = prepare(str(source), target, size=50, shard_size="20KB", jobs=2)

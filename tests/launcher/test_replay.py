@@ -19,13 +19,19 @@ from tests.conftest import SLEEPER, wait_for_ready
 from tests.launcher.test_store import recorded
 
 COUNTS = """
-    import os, pathlib, sys
-    place = pathlib.Path(os.environ["SAGEMAKER_BASE_DIR"], "checkpoints/deep/count")
+    import json, os, pathlib, sys, time
+    base, host, hosts = os.environ["SAGEMAKER_BASE_DIR"], os.environ["SM_CURRENT_HOST"], json.loads(os.environ["SM_HOSTS"])
+    place = pathlib.Path(base, "checkpoints/deep/count")
     count = int(place.read_text()) if place.exists() else 0
     print(f"begins at {count}", flush=True)
     place.parent.mkdir(exist_ok=True)
     with open(place, "r+" if place.exists() else "w") as file:  # in place: a link would change the earlier run's too
         file.write(str(count + 1))
+    counted = [pathlib.Path(base.replace(f"/{host}/", f"/{each}/"), "output/data/counted") for each in hosts]
+    counted[hosts.index(host)].touch()
+    end = time.monotonic() + 60
+    while count == 0 and not all(mark.exists() for mark in counted) and time.monotonic() < end:
+        time.sleep(0.05)  # a host that fails ends the others, which are to have counted too
     sys.exit(1 if count == 0 else 0)
 """
 TWO_HOSTS = {"compute": {"instance_count": 2}}

@@ -153,7 +153,7 @@ def test_what_a_job_has_spent_is_on_demand_and_of_spot_hosts_an_upper_bound(spot
     run = launcher.Run(folder)
     run._ask_at = float("inf")  # SageMaker is not asked
     print_run(run)
-    short = rf"{'at most ' if spot else ''}\$3,00\d\.\d\d so far"
+    short = rf"{'at most ' if spot else ''}\$3,0\d\d\.\d\d so far"
     said = f"{short}, on demand: spot costs less" if spot else short
     assert re.search(f"^  spent       {said}$", capsys.readouterr().out, re.MULTILINE)
     assert re.fullmatch(short, runs_command._cost(run, {}))
