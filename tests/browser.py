@@ -12,6 +12,7 @@ import os
 import select
 import shutil
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -62,9 +63,14 @@ class Browser:
         os.close(to_browser)
         os.close(from_browser)
         self._numbers, self._buffer, self.complaints = itertools.count(1), b"", []
-        self._loaded = False
-        targets = self.call("Target.getTargets")["targetInfos"]
-        page = next(target["targetId"] for target in targets if target["type"] == "page")
+        self._document, self._loaded = "", False
+        """The loader of the page's document, and whether that is complete."""
+        page, end = None, time.monotonic() + ANSWER_SECONDS
+        while page is None:
+            assert time.monotonic() < end, "the browser opens no page"
+            targets = self.call("Target.getTargets")["targetInfos"]
+            page = next((target["targetId"] for target in targets if target["type"] == "page"), None)
+            time.sleep(0 if page else 0.05)
         self._session = None
         self._session = self.call("Target.attachToTarget", targetId=page, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -100,9 +106,8 @@ class Browser:
 
     def navigate(self, url: str) -> None:
         """Load a page, until its scripts have run."""
-        self._loaded = False
-        self.call("Page.navigate", url=url)
-        while not self._loaded:
+        document = self.call("Page.navigate", url=url)["loaderId"]
+        while not (self._loaded and self._document == document):  # an earlier one's end may be told only now
             self._next()
 
     def value(self, expression: str) -> Any:
@@ -137,7 +142,9 @@ class Browser:
         line, _, self._buffer = self._buffer.partition(b"\0")
         message = json.loads(line)
         method, values = message.get("method"), message.get("params", {})
-        if method == "Page.loadEventFired":
+        if method == "Page.frameNavigated" and "parentId" not in values["frame"]:
+            self._document, self._loaded = values["frame"]["loaderId"], False
+        elif method == "Page.loadEventFired":
             self._loaded = True
         elif method == "Runtime.exceptionThrown":
             self.complaints.append(values["exceptionDetails"])

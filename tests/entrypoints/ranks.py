@@ -101,22 +101,28 @@ def torchrun_environments(size: int) -> list[dict[str, str]]:
     return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
 
 
+PORTS = range(16384, 20000)
+"""Of which `free_port` gives some."""
+
 _GIVEN: set[int] = set()
 
 
 def free_port() -> int:
     """A port that nobody has now, and the next one too: below those that the kernel gives to connections, of which one might take it before
-    a rank listens there. None is given twice: of two dozen drawn by chance, two are the same in one of thirty runs."""
-    of_the_kernel = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
-    while True:
-        port = random.SystemRandom().randrange(of_the_kernel // 2, of_the_kernel - 1)
-        if {port - 1, port, port + 1} & _GIVEN:
+    a rank listens there, and below those that runs reserve (local_hosts.reserve_port). None is given twice: of two dozen drawn by chance,
+    two are the same in one of thirty runs. So each of pytest's workers draws from a slice of its own."""
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    each = len(PORTS) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    own = PORTS[number * each : (number + 1) * each]
+    for port in random.SystemRandom().sample(own, each):
+        if port + 1 not in own or {port - 1, port, port + 1} & _GIVEN:
             continue
         with contextlib.suppress(OSError), socket.socket() as first, socket.socket() as second:
             first.bind(("127.0.0.1", port))
             second.bind(("127.0.0.1", port + 1))
             _GIVEN.add(port)
             return port
+    raise OSError(f"no free TCP port between {own[0]} and {own[-1]}")
 
 
 def _run(code: str, environment: Mapping[str, str], folder: Path, rank: int) -> None:

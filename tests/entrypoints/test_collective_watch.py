@@ -69,7 +69,11 @@ ABORTED = """
     from training.distributed import collective_watch
     from training.runtime import failure
     ends = os.environ["ENDS"]  # long before the time is out rank 0 has written, also on a busy machine
-    seconds, collective_watch.PATIENCE = {"abort": (8, 0.4), "raise": (20, 0.2), "late": (40, 0.1)}[ends]
+    seconds, collective_watch.PATIENCE, collective_watch.SILENT_BEATS = {
+        "abort": (14, 0.23, 8),  # many beats, so that a rank that gets no core for seconds is not taken for a dead one
+        "raise": (20, 0.2, 3),
+        "late": (40, 0.1, 3),
+    }[ends]
     with failure_file(out / os.environ["RANK"] / "failure"):
         with process_group(seconds / 60) as world:
             failure.progress.step = 41
@@ -78,7 +82,7 @@ ABORTED = """
                 failure.progress.enter("backward")
                 if ends == "abort":  # NCCL's watchdog is a thread that ends the process so
                     import threading
-                    threading.Timer(8.5, os.abort).start()
+                    threading.Timer(15, os.abort).start()
                     time.sleep(60)
                 world.all_reduce_sum(torch.ones(1))
             elif ends == "late":
@@ -88,7 +92,7 @@ ABORTED = """
                 world.all_reduce_sum(torch.ones(1))
                 (out / "late").touch()
             else:
-                time.sleep(seconds + 1.5)
+                time.sleep(seconds + 2)
 """
 
 

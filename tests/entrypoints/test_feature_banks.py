@@ -68,6 +68,7 @@ def test_three_processes_fill_the_features_that_one_fills_byte_for_byte_and_a_ki
     )
     (folder := channels / "killed").mkdir()
     for wanted in (random.Random(5).randrange(2, 8), 1):
+        (folder / "stdout-0").unlink(missing_ok=True)  # what the one before said
         with started_ranks(folder, slowed.replace("0.03", "0.2"), size=2) as processes:  # long enough to be seen
             wait_until(partial(_has_batches, folder / "stdout-0", wanted), 60, "a few batches")
             assert all(process.is_alive() for process in processes)

@@ -60,6 +60,7 @@ def test_killed_at_random_moments_and_resumed_it_ends_byte_for_byte_as_one_that_
     (folder := channels / "killed").mkdir()
     rng = random.Random(5)
     for wanted in (rng.randrange(1, 4), rng.randrange(4, 8), rng.randrange(1, 8)):
+        (folder / "stdout-0").unlink(missing_ok=True)  # what the one before said
         with started_ranks(folder, slowed.replace("0.03", "0.2"), size=2) as processes:  # long enough to be seen
             wait_until(partial(_has_batches, folder / "stdout-0", wanted), 60, "a few batches")
             assert all(process.is_alive() for process in processes)

@@ -133,7 +133,8 @@ def test_three_processes_fill_the_bank_that_one_fills_byte_for_byte_and_a_kill_c
     )
     (folder := channels / "killed").mkdir()
     for wanted in (3, 1):
-        with started_ranks(folder, slowed.replace("0.03", "0.2"), size=2) as processes:  # long enough to be seen
+        (folder / "stdout-0").unlink(missing_ok=True)  # what the one before said
+        with started_ranks(folder, slowed.replace("0.03", "0.5"), size=2) as processes:  # long enough to be seen
             wait_until(partial(_has_batches, folder / "stdout-0", wanted), 60, "a few batches")
             assert all(process.is_alive() for process in processes)
         # here both were killed with SIGKILL, wherever they were

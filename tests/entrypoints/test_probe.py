@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 import time
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 from torch.utils.data import Dataset
 from training.data.loaders import Data, open_loaders
 from training.distributed.world import World
+from training.engine import probe
 from training.engine.probe import RepeatedBatch, input_alone
 from training.measure import usage
 from training.measure.timeline import Timeline
@@ -74,9 +77,13 @@ def test_batches_that_come_all_at_once_count_as_many_as_are_made_side_by_side(mo
     opened, taken = loaders(2), []
     start = opened.train_batches.start
     monkeypatch.setattr(opened.train_batches, "start", lambda *epoch: taken.append(epoch) or start(*epoch))
+    clock = SimpleNamespace(
+        perf_counter=map((0.02).__mul__, itertools.count()).__next__, process_time=time.process_time
+    )
+    monkeypatch.setattr(probe, "time", clock)  # batches take longer than they may where there is no core
     found = input_alone(opened, 10**9, ALONE, most_seconds=0.05, first_step=4, crowd=6)
     assert taken == [(1, 4), (2, 0), (3, 0)], "2 batches, 6 and 6: 7 before those that count, and at least 6"
-    assert 0 < found["input_images_per_second"] <= 2 / BURNT * 3 * 1.05, "4 of 6 may lie ready"
+    assert found["input_images_per_second"] == pytest.approx(6 * 4 / 0.14), "6 looks at the clock, and the last"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +119,8 @@ def test_a_step_tells_the_cpu_seconds_of_its_process_and_workers(kind):
     alone.start()
     Laborious()[1, 0]
     alone.step()
-    assert BURNT <= alone.window().cpu < 2 * BURNT, "what came before the start is not part of a step"
+    window = alone.window()  # the workers of before may still do theirs
+    assert BURNT <= window.cpu - window.worker_cpu < 2 * BURNT, "what came before the start is not part of a step"
 
 
 def test_hardware_tells_the_cores_that_the_process_may_use(monkeypatch):

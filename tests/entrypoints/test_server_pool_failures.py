@@ -58,8 +58,7 @@ def test_a_server_may_fail_at_all_that_it_was_asked_at_once(channels, quick, mon
         if number == 1:
             servers.silent = {first}
         if number == 3:
-            wanted = 1 if when == "proving" else 2
-            wait_until(lambda: len(lost) >= wanted, 30)  # another thread asks
+            wait_until(lambda: len(lost) >= (1 if when == "proving" else 2), 30)  # another thread asks
             for one in lost:
                 one.set_exception(ServerFailed("it died"))
             servers.silent = set()

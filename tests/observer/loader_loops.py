@@ -99,7 +99,7 @@ def evaluating_one_batch() -> nn.Module:
         if number in (0, 4, 8):
             with torch.no_grad():
                 model(next(held_out)[0])
-                time.sleep(0.4)
+                time.sleep(3)
         optimizer.zero_grad()
         lower(model, (torch.randn(4, 8), torch.randn(4, 1)))
         optimizer.step()
@@ -116,7 +116,7 @@ def one_ahead(batches):
 
 
 def _with_time_between(epoch: Callable[[DataLoader], Iterable]) -> nn.Module:
-    """Two epochs, with half a second after each.
+    """Two epochs, with three seconds after each.
 
     Args:
         epoch: batches of one.
@@ -128,7 +128,7 @@ def _with_time_between(epoch: Callable[[DataLoader], Iterable]) -> nn.Module:
             optimizer.zero_grad()
             lower(model, batch)
             optimizer.step()
-        time.sleep(0.5)
+        time.sleep(3)
     return model
 
 

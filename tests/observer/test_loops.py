@@ -98,8 +98,8 @@ def test_loops_end_with_the_same_weights_and_are_followed_step_by_step(tmp_path)
     assert [line["text"][:4] for line in timelines["compiled"].setup("compile")] == ["fast", "step"]
     alone = timelines["evaluating_on_its_own"]
     assert [line["text"] for line in alone.setup("evaluation")] == ["model.eval()"]
-    assert all(0.4 <= line["seconds"] < 0.8 for line in alone.of("evaluate"))
-    assert max(line["seconds"]["step"] for line in alone.of("steps")[1:]) < 0.4
+    assert all(3 <= line["seconds"] < 6 for line in alone.of("evaluate"))
+    assert max(line["seconds"]["step"] for line in alone.of("steps")[1:]) < 2.5
     assert [line["step"] for line in alone.of("checkpoint")] == [8]
     [by_gradients] = timelines["by_gradients"].setup("loader")
     assert by_gradients["values"]["role"] == "training"
@@ -160,15 +160,15 @@ def check_without_gradients(timelines: dict[str, Timeline]) -> None:
         assert all(line["seconds"]["forward"] >= 0.02 for line in timelines[name].of("steps")), name
         assert all("data_wait" in line["seconds"] for line in timelines[name].of("steps")), name
     alone = timelines["evaluating_one_batch"]
-    assert all(0.4 <= line["seconds"] < 0.8 for line in alone.of("evaluate"))
-    assert max(line["seconds"]["step"] for line in alone.of("steps")[1:]) < 0.4
+    assert all(3 <= line["seconds"] < 6 for line in alone.of("evaluate"))
+    assert max(line["seconds"]["step"] for line in alone.of("steps")[1:]) < 2.5
     assert not any("data_wait" in line["seconds"] for line in alone.of("steps"))
 
 
 def check_between_passes(timelines: dict[str, Timeline]) -> None:
     """What a script does between two epochs lies in no step, whether or not a batch is requested at the end of one."""
     for name in ("reading_one_ahead", "reading_a_part"):
-        assert max(line["extra"]["slowest_step"] for line in timelines[name].of("steps")[1:]) < 0.5, name
+        assert max(line["extra"]["slowest_step"] for line in timelines[name].of("steps")[1:]) < 2.5, name
     each = timelines["reading_one_of_each_pass"].of("steps")
     assert sum(line["seconds"]["step"] * line["extra"]["steps"] for line in each) >= 5 * 0.02, "all but the last"
 

@@ -253,6 +253,7 @@ def test_what_was_measured_before_a_crash_is_kept(end, hook, tmp_path):
     assert without.code == done.code == (1 if end == "raise" else 7)
     assert done.stderr == without.stderr  # no frame of the observer is in the traceback
     timeline = done.timeline()
-    assert timeline.steps == (7 if end == "raise" else 5)  # an exit without farewell loses the window under way
+    # an exit without farewell loses the window under way, of two steps where no stall has written another before it
+    assert timeline.steps in ({7} if end == "raise" else {5, 6, 7})
     [at] = [line["line"] for line in timeline.setup("step")]
     assert at == (SCRIPTS / "crashes.py").read_text().splitlines().index("    optimizer.step()") + 1
