@@ -159,7 +159,8 @@ def test_what_follows_the_training_takes_no_more_events_the_longer_it_lasts(gpu,
     lines = [json.loads(line) for line in (observed / "timeline-0.jsonl").read_text().splitlines()]
     windows = [line for line in lines if line["kind"] == "steps"]
     assert sum(window["extra"]["steps"] for window in windows) == windows[-1]["step"] == 16
-    assert max(window["extra"]["slowest_step"] for window in windows[1:]) < later, "the last ends with its optimizer's"
+    # the last step ends with its optimizer's: else it would have MAX_PARTS of the 1,500 later batches
+    assert max(window["extra"]["slowest_step"] for window in windows[1:]) < later / 2
 
 
 def test_a_model_whose_first_weights_are_offloaded_trains_on_the_gpu_all_the_same(gpu):
