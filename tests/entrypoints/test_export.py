@@ -22,7 +22,7 @@ from training.distributed.world import World
 from training.engine import delivery
 from training.engine.loop import Outcome
 from training.models import card as model_card
-from training.models import export, onnx_export, timm_models
+from training.models import export, onnx_export, segmenter, timm_models
 from training.settings.scripts import LabelledImageSettings, TrainingSettings
 
 from launcher.config.entrypoints import entrypoints_folder
@@ -186,6 +186,33 @@ def test_timm_does_not_take_a_segmenter_for_one_of_its_own(tmp_path):
     assert (found.decoder, found.image_size, found.classes) == ({"channels": 8}, (32, 48), CLASSES)
     with pytest.raises(KeyError, match="architecture"):
         timm.create_model(f"local-dir:{tmp_path}")
+
+
+@pytest.mark.parametrize("side", [128, 288])
+def test_a_segmenter_whose_encoder_takes_any_size_is_read_back_as_the_same_model(side, tmp_path):
+    """Swin's windows follow img_size, which this encoder was not built with."""
+    name, options = "swin_tiny_patch4_window7_224", {"strict_img_size": False, "depths": [2, 2, 2, 2], "embed_dim": 24}
+    torch.manual_seed(0)
+    model = segmenter.build(name, options, 3, decoder_channels=8).eval()
+    export.save(
+        model, tmp_path, name=name, options=options, classes=CLASSES, image_size=side, decoder={"decoder_channels": 8}
+    )
+    found = export.read_description(tmp_path)
+    assert found.options == options
+    assert json.loads((tmp_path / "config.json").read_text())["preprocessing"]["fixed_input_size"] is False
+    again = segmenter.build(found.name, found.options, 3, **found.decoder).eval()
+    again.model.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    images = pixels(model, side, 1)
+    with torch.no_grad():
+        assert torch.equal(again(images), model(images))
+
+
+def test_an_option_that_allows_any_size_outweighs_a_preprocessing_of_one_size(tmp_path):
+    given = {"input_size": [3, 288, 288], "fixed_input_size": True, "mean": [0.5] * 3, "std": [0.25] * 3}
+    for option in ({"strict_img_size": False}, {"dynamic_img_size": True}):
+        config = {"architecture": "vit_tiny_patch16_224", "model_args": option, "pretrained_cfg": given}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        assert export.read_description(tmp_path).options == option
 
 
 # -- the files ----------------------------------------------------------------------------------------------------------

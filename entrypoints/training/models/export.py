@@ -86,7 +86,7 @@ def save(
                 **preprocessing,
                 "crop_pct": 1.0,
                 "crop_mode": "center",
-                "fixed_input_size": _fixed(published, options),
+                "fixed_input_size": _fixed(published.fixed_input_size, options),
                 "pool_size": None,
                 "first_conv": published.first_conv,
                 "classifier": published.classifier,
@@ -96,7 +96,7 @@ def save(
         described = {
             "encoder": {"architecture": name, "model_args": dict(options)},
             "decoder": dict(decoder),
-            "preprocessing": preprocessing,
+            "preprocessing": {**preprocessing, "fixed_input_size": _fixed(published.fixed_input_size, options)},
         }
     described |= {"num_classes": len(classes), "label_names": list(classes), "training": training}
     weights, digest = _weights(model.model), hashlib.sha256()
@@ -159,7 +159,7 @@ def read_description(folder: Path) -> Description | None:
     # what timm's own reader takes from there if the arguments do not say it
     if channels != published.input_size[0]:
         options.setdefault("in_chans", channels)
-    if found["fixed_input_size"] and (height, width) != tuple(published.input_size[1:]):
+    if _fixed(found["fixed_input_size"], options) and (height, width) != tuple(published.input_size[1:]):
         options.setdefault("img_size", [height, width])
     classes = config.get("label_names", found.get("label_names"))
     return Description(
@@ -186,13 +186,13 @@ def atomic_write(target: Path) -> Iterator[Path]:
     os.replace(place, target)
 
 
-def _fixed(published: PretrainedCfg, options: Mapping[str, Any]) -> bool:
-    """Whether the model takes images of one size only; timm then builds it for the size of `input_size`."""
-    return (
-        published.fixed_input_size
-        and not options.get("dynamic_img_size", False)
-        and options.get("strict_img_size", True)
-    )
+def _fixed(by_default: bool, options: Mapping[str, Any]) -> bool:
+    """Whether the model takes images of one size only; timm then builds it for the size of `input_size`.
+
+    Args:
+        by_default: whether it does without options.
+    """
+    return by_default and not options.get("dynamic_img_size", False) and options.get("strict_img_size", True)
 
 
 def _weights(model: nn.Module) -> dict[str, torch.Tensor]:
