@@ -199,6 +199,42 @@ def test_who_reads_that_a_serving_host_is_there_may_stop_it(tmp_path, monkeypatc
     assert lines[0] == ("127.0.0.2 prepares images for 127.0.0.1", True) and len(lines) == 2
 
 
+@pytest.mark.parametrize(
+    ("answers", "seconds"),
+    [
+        ([(10, True), (12, False), (9, True), (100, False)], 52),
+        ([(10, True), (18, False), (50, True), (2, False), (5, True), (100, False)], 89),
+    ],
+    ids=["started again, and ended soon", "started again, and ended later"],
+)
+def test_a_serving_host_stays_while_the_heads_node_is_started_again(tmp_path, monkeypatch, answers, seconds):
+    """Its port refuses while Ray is imported; once it has started for good, a refusal means that it has ended."""
+    clock = SimpleNamespace(now=0.0)
+    reachable = [answer for count, answer in answers for _ in range(count)]
+
+    def sleep(passed: float) -> None:
+        clock.now += passed
+
+    @contextlib.contextmanager
+    def own_node(*_):
+        yield SimpleNamespace(has_ended=lambda: False, keep=lambda: None)
+
+    groups = Groups("127.0.0.2", ("127.0.0.1",), ("127.0.0.2",), 1)
+    environment = SimpleNamespace(failure_file=tmp_path / "failure", output_data_dir=tmp_path)
+    monkeypatch.setattr(serving, "read_environment", lambda: environment)
+    monkeypatch.setattr(serving, "read_groups", lambda: groups)
+    monkeypatch.setattr(serving, "wait_for_head", lambda *_: None)
+    monkeypatch.setattr(serving, "is_reachable", lambda _: reachable[int(clock.now)])
+    monkeypatch.setattr(serving, "node", own_node)
+    monkeypatch.setattr(serving, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=sleep))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        serving.serve(ClassifierSettings(**SETTINGS))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert clock.now == pytest.approx(seconds, abs=2)
+
+
 def test_a_serving_host_that_is_stopped_before_training_hosts_are_there_ends_at_once(data, tmp_path):
     with served_run(tmp_path, data, SETTINGS, servers=1) as run:
         run.processes[0].kill()  # as it imports torch

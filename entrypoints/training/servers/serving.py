@@ -20,6 +20,10 @@ REFUSED_SECONDS, SILENT_SECONDS = 3.0, 15.0
 """The training hosts count as gone after this many seconds of refused connections; or of no answer at all, as when their name is gone too,
 once this host's Ray node has given them up."""
 
+RESTART_SECONDS, STARTED_SECONDS = 20.0, 40.0
+"""Until the training hosts have answered for the second time in a row, their Ray node may be started again, and refused connections count
+after the first: Ray gives up a start after 30 s, and listens only once it is imported."""
+
 
 def serves(settings: TrainingSettings) -> bool:
     """Whether this host prepares images for others, instead of training."""
@@ -55,13 +59,20 @@ def serve(settings: TrainingSettings) -> None:
             write_line("stopped on SIGTERM before the training hosts were up")
             return
         with node(groups, environment.output_data_dir / "ray.log") as own:
-            heard = time.monotonic()
+            heard = answering = time.monotonic()
+            started = False
             while True:
-                reachable = is_reachable(groups)
-                heard = time.monotonic() if reachable else heard
-                silent = time.monotonic() - heard
-                given_up = own.has_ended() and silent > SILENT_SECONDS
-                if given_up or (reachable is False and silent > REFUSED_SECONDS):
+                reachable, now = is_reachable(groups), time.monotonic()
+                if reachable:
+                    heard, started = now, started or now - answering > STARTED_SECONDS
+                else:
+                    answering = now
+                silent = now - heard
+                if reachable is False:
+                    gone = silent > (REFUSED_SECONDS if started else RESTART_SECONDS)
+                else:
+                    gone = own.has_ended() and silent > SILENT_SECONDS
+                if gone:
                     break
                 if silent > settings.process_group_minutes * 60:
                     minutes = f"{settings.process_group_minutes:g} min"
