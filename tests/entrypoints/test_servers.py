@@ -16,8 +16,9 @@ import pytest
 import ray
 import torch
 from PIL import Image
+from training.distributed.stop_flag import StopSignal
 from training.models import timm_models
-from training.servers import serving
+from training.servers import ray_node, serving
 from training.servers.cluster import share
 from training.servers.groups import Groups, address_of, read_groups
 from training.servers.ray_node import RayNode, connected, is_reachable, node
@@ -138,6 +139,37 @@ def test_a_node_that_does_not_start_is_seen_at_once(tmp_path, capsys, monkeypatc
     with failed, connected(groups, own, 600, talks=True):
         pass
     assert capsys.readouterr().out.count("restarting it") == 3
+
+
+def test_the_handler_of_sigterm_is_never_rays_and_a_later_one_outlives_the_cluster(monkeypatch):
+    """Ranks that wait for rank 0's export have left the cluster: a stop must not kill them."""
+    groups = Groups("127.0.0.1", ("127.0.0.1",), (), free_port())
+    tries = []
+
+    def fake_init(**_) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        tries.append(None)
+        if len(tries) == 1:
+            raise ConnectionError("no node yet")
+
+    monkeypatch.setattr(ray_node, "is_reachable", lambda _: True)
+    monkeypatch.setattr(ray_node, "LOOK_SECONDS", 0)
+    monkeypatch.setattr(ray, "is_initialized", lambda: len(tries) == 2)
+    monkeypatch.setattr(ray, "init", fake_init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with connected(groups, None, 60, talks=True):
+            assert signal.getsignal(signal.SIGTERM) is before and len(tries) == 2
+            StopSignal(world())
+            installed = signal.getsignal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) == installed
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    tries.clear()
+    with pytest.raises(TimeoutError, match="no node yet"), connected(groups, None, -1, talks=True):
+        pass
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.parametrize(("servers", "size"), [(3, 8), (32, 1), (200, 2), (512, 128), (2048, 1024), (33, 1), (0, 4)])

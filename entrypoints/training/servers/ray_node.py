@@ -193,11 +193,11 @@ def connected(groups: Groups, own: RayNode | None, wait_seconds: float, *, talks
                         f"{groups.host} could not join Ray's cluster at {head}:{port}: {error}"
                     ) from error
                 time.sleep(LOOK_SECONDS)
-        signal.signal(signal.SIGTERM, handler)  # ray.init takes it over
+            finally:
+                signal.signal(signal.SIGTERM, handler)  # ray.init takes it over, even if it fails
         yield
     finally:
         ray.shutdown()
-        signal.signal(signal.SIGTERM, handler)
 
 
 def is_reachable(groups: Groups) -> bool | None:
