@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -135,10 +136,36 @@ def test_a_node_that_does_not_start_is_seen_at_once(tmp_path, capsys, monkeypatc
     groups = Groups("127.0.0.1", ("127.0.0.1",), (), free_port())
     own = RayNode(["--no-such-option"], groups, tmp_path / "log")
     monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray waits"))
-    failed = pytest.raises(ConnectionError, match="ended with code 2, started 4 times: see")
+    failed = pytest.raises(ConnectionError, match="ended with code 2, started 4 times in a row: see")
     with failed, connected(groups, own, 600, talks=True):
         pass
     assert capsys.readouterr().out.count("restarting it") == 3
+
+
+def test_only_ends_of_a_node_in_a_row_are_too_many(tmp_path, monkeypatch):
+    """A long job outlives any number of them, if the node lives long between them."""
+    groups = Groups("127.0.0.2", ("127.0.0.1",), ("127.0.0.2",), free_port())
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(ray_node, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    own = RayNode([], groups, tmp_path / "log")
+    own._command = [sys.executable, "-c", "import time; time.sleep(600)"]  # any program that lives
+
+    def end_after(seconds: float) -> None:
+        clock.now += seconds
+        own.keep()
+        os.kill(own.pid, signal.SIGKILL)
+        own._process.wait()
+        own.keep()
+
+    try:
+        for _ in range(6):
+            end_after(ray_node.LIVED_SECONDS + 1)
+        for _ in range(3):
+            end_after(10)
+        with pytest.raises(ConnectionError, match="ended with code -9, started 4 times in a row"):
+            end_after(10)
+    finally:
+        own.end()
 
 
 def test_the_handler_of_sigterm_is_never_rays_and_a_later_one_outlives_the_cluster(monkeypatch):

@@ -42,7 +42,10 @@ buffer of a part is given back to the kernel and comes back page by page (mallop
 LOOK_SECONDS = 0.5
 
 STARTS = 4
-"""Of a host's node, at most."""
+"""Of a host's node in a row, at most."""
+
+LIVED_SECONDS = 300.0
+"""A node that has lived for this long has started well: its end is not one of those in a row."""
 
 _END_SECONDS = 20
 _PARENT_DEATH = 1
@@ -83,14 +86,16 @@ class RayNode:
         """Restart the processes if they have ended: on a busy host they take longer than the 30 s that Ray allows.
 
         Raises:
-            ConnectionError: they have ended STARTS times.
+            ConnectionError: they have ended STARTS times in a row, each within LIVED_SECONDS.
         """
         code = self._process.poll()
         if code is None:
+            if time.monotonic() - self._since > LIVED_SECONDS:
+                self._starts = 0
             return
         ended = f"Ray's node on {self._groups.host} ended with code {code}"
         if self._starts == STARTS:
-            raise ConnectionError(f"{ended}, started {STARTS} times: see {self._log}")
+            raise ConnectionError(f"{ended}, started {STARTS} times in a row: see {self._log}")
         write_line(f"{ended}: restarting it")
         self._process = self._started()
 
@@ -105,6 +110,7 @@ class RayNode:
 
     def _started(self) -> subprocess.Popen[bytes]:
         self._starts += 1
+        self._since = time.monotonic()
         environment = dict(os.environ)
         _environment(self._groups, environment)
         if self._groups.serves:
