@@ -175,8 +175,8 @@ def prepare(
         named += [("security group", name) for name in job.network.security_groups]
         named += [("FSxLustre", given.fsx) for given in job.inputs.values() if given.fsx]
         named += [("EFS", given.efs) for given in job.inputs.values() if given.efs]
-        wanted |= {(what, name, region): 0 for what, name in named if ("bucket", name) not in there}
-        there |= {(what, name) for what, name in named if what == "bucket"}  # bucket names are unique across regions
+        wanted |= {(what, name, region): 0 for what, name in named if (what, name) not in there}
+        there |= {(what, name) for what, name in named if what in ("bucket", "role")}  # of all regions
         for kind, count in instances(job).items():
             wanted["instance", kind, region] = max(count, wanted.get(("instance", kind, region), 0))
     for region in {job.region or REGION for job in jobs} or {REGION}:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
+import yaml
 
 from launcher import UserError, load
 from launcher.aws import prices
 from launcher.emulator import start
-from tests.emulator.conftest import NOBODY, Aws
+from tests.emulator.conftest import NOBODY, ROLE, Aws
 
 CONFIG = "configs/hyundai_segmentation.yaml"
 
@@ -50,6 +52,25 @@ def test_hosts_of_a_config_may_train_together_by_efa_too(tmp_path):
                 if rule["IpProtocol"] == "-1"
                 for pair in rule["UserIdGroupPairs"]
             )
+
+
+def test_configs_of_two_regions_may_name_one_role(tmp_path):
+    """IAM is global."""
+    configs = []
+    for region in ("eu-west-1", "us-west-2"):
+        values = yaml.safe_load(Path("configs/quickstart.yaml").read_text())
+        config = tmp_path / f"{region}.yaml"
+        config.write_text(
+            yaml.safe_dump({**values, "region": region, "role": ROLE, "output": f"s3://of-{region}/runs"})
+        )
+        configs.append(config)
+    with start(configs, tmp_path / "emulator") as emulator:
+        aws = Aws(emulator.environment)
+        assert [role["Arn"] for role in aws.client("iam").list_roles()["Roles"]] == [ROLE]
+        assert {bucket["Name"] for bucket in aws.client("s3").list_buckets()["Buckets"]} == {
+            "of-eu-west-1",
+            "of-us-west-2",
+        }
 
 
 @pytest.mark.parametrize("mode, owner", [(0o777, 0), (0o1777, 0), (0o770, 0), (0o700, NOBODY)])
