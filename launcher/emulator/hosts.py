@@ -220,7 +220,10 @@ class RunningHosts:
                 log.write(note.encode() + b"\n" if note else b"")
                 log.flush()
                 environment_here = environment(job, host, hosts, processes, aws) | servers
-                self.shims[host.name], lifeline = local_hosts.start_shim(port, log, host.base, environment_here)
+                # for every job: whether its script names /opt/ml is known only once the toolkit has unpacked it
+                self.shims[host.name], lifeline = local_hosts.start_shim(
+                    port, log, host.base, environment_here, own_opt_ml=True
+                )
             self.lifelines.append(lifeline)  # closes with this process, however it dies
 
     def running(self) -> bool:

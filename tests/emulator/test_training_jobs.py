@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from launcher.backends import opt_ml
 from tests.emulator.conftest import BUCKET, ROLE, SAY, channel, unpack
 
 RESULTS = (
@@ -110,6 +111,16 @@ def jobs(emulator, aws, tmp_path_factory):
         channel("all", "data/train/", InstanceGroupNames=["cpus", "gpus"]),
     ]
     aws.client("sagemaker").create_training_job(**trained)
+    start(
+        "names-opt-ml",
+        SAY
+        + """
+    rank = json.loads(pathlib.Path("/opt/ml/input/config/resourceconfig.json").read_text())["current_host"]
+    pathlib.Path(f"/opt/ml/model/of-{rank}.txt").write_text(pathlib.Path("/opt/ml/input/data/train/a.txt").read_text())
+""",
+        ResourceConfig={"InstanceCount": 2},
+        InputDataConfig=[channel("train", "data/train/")],
+    )
     start("fails", RESULTS + "    raise ValueError('no such luck')\n")
     start(
         "says-why",
@@ -224,6 +235,16 @@ def test_two_hosts_know_each_other_and_torchrun_stands_in_for_smddp(aws):
     assert [(said["rank"], said["world"]) for said in (first, second)] == [("0", "2"), ("1", "2")]
     assert "torchrun starts the script" in aws.log("two-hosts")[0]
     assert int(first["environment"]["OMP_NUM_THREADS"]) >= 1
+
+
+def test_a_script_that_names_opt_ml_gets_its_hosts_own(aws, tmp_path):
+    why = opt_ml.why_not(tmp_path)
+    if why:
+        pytest.skip(why)
+    job = aws.ended("names-opt-ml")
+    assert job["TrainingJobStatus"] == "Completed", job.get("FailureReason")
+    archive = aws.objects("output/names-opt-ml/output/")["model.tar.gz"]
+    assert unpack(archive) == {"of-127.0.0.1.txt": "train/a.txt", "of-127.0.0.2.txt": "train/a.txt"}
 
 
 def test_a_sharded_channel_is_divided_and_a_replicated_one_is_whole_on_every_host(aws):
