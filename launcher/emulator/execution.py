@@ -237,12 +237,14 @@ class Execution(threading.Thread):
         return folder.resolve()
 
     def restore_checkpoints(self) -> None:
-        """Copy CheckpointConfig's prefix into the hosts' checkpoint folders."""
+        """Make the hosts' checkpoint folders with what lies below CheckpointConfig's prefix. A job without one has no such folder."""
         config = self.job.request.get("CheckpointConfig")
         if config:
             local = Path(config.get("LocalPath", "/opt/ml/checkpoints"))
             place = local.relative_to("/opt/ml") if local.is_relative_to("/opt/ml") else Path("checkpoints")
             folders = [host.base / place for host in self.hosts]
+            for folder in folders:
+                folder.mkdir(parents=True, exist_ok=True)
             self.checkpoints = Checkpoints(self.s3, config["S3Uri"], folders)
             try:
                 self.checkpoints.restore()

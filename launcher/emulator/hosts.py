@@ -87,9 +87,9 @@ def hosts_of(job: TrainingJob) -> list[Host]:
 
 
 def write_tree(job: TrainingJob, host: Host, hosts: list[Host], hyperparameters: dict[str, str]) -> None:
-    """Write a host's /opt/ml without its channels, and remove an earlier attempt's."""
+    """Write a host's /opt/ml without its channels and checkpoints, and remove an earlier attempt's."""
     shutil.rmtree(host.base, ignore_errors=True)
-    for place in ("code", "model", "output/data", "input/data", "input/config", "checkpoints"):
+    for place in ("code", "model", "output/data", "input/data", "input/config"):
         (host.base / place).mkdir(parents=True)
     texts = {
         "hyperparameters.json": hyperparameters,

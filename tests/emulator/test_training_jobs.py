@@ -121,6 +121,14 @@ def jobs(emulator, aws, tmp_path_factory):
         ResourceConfig={"InstanceCount": 2},
         InputDataConfig=[channel("train", "data/train/")],
     )
+    folders = SAY + "    say(there=os.listdir(os.environ['SAGEMAKER_BASE_DIR']))\n"
+    start("keeps-nothing", folders)
+    start(
+        "keeps-state",
+        folders,
+        CheckpointConfig={"S3Uri": f"s3://{BUCKET}/checkpoints/none-yet", "LocalPath": "/opt/ml/state"},
+    )
+    start("keeps-checkpoints", folders, CheckpointConfig={"S3Uri": f"s3://{BUCKET}/checkpoints/none-yet"})
     start("fails", RESULTS + "    raise ValueError('no such luck')\n")
     start(
         "says-why",
@@ -245,6 +253,16 @@ def test_a_script_that_names_opt_ml_gets_its_hosts_own(aws, tmp_path):
     assert job["TrainingJobStatus"] == "Completed", job.get("FailureReason")
     archive = aws.objects("output/names-opt-ml/output/")["model.tar.gz"]
     assert unpack(archive) == {"of-127.0.0.1.txt": "train/a.txt", "of-127.0.0.2.txt": "train/a.txt"}
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [("keeps-nothing", set()), ("keeps-state", {"state"}), ("keeps-checkpoints", {"checkpoints"})],
+)
+def test_only_a_job_with_checkpoints_has_their_folder_from_its_first_run_on(aws, name, made):
+    """As on SageMaker: without the folder, scripts keep none."""
+    aws.ended(name)
+    assert {*aws.said(name)["there"]} & {"state", "checkpoints"} == made
 
 
 def test_a_sharded_channel_is_divided_and_a_replicated_one_is_whole_on_every_host(aws):
