@@ -356,9 +356,12 @@ def test_pairs_in_linked_folders_and_of_every_kind_of_image_are_found(tmp_path):
         ([0, 255], 3, ""),
     ],
 )
-def test_masks_of_0_and_255_are_warned_of_before_training(tmp_path, labels, classes, warned):
+@pytest.mark.parametrize("part", ["training", "validation"])
+def test_masks_of_0_and_255_are_warned_of_before_training(tmp_path, labels, classes, warned, part):
     for number in range(3):
-        write_pair(tmp_path, f"{number}", np.resize(labels, (40, 40)))
-    notes = open_data(tmp_path, tmp_path, settings(classes=classes), 3).notes
-    found = [note for note in notes if note.startswith("WARNING: the first masks hold")]
-    assert len(found) == bool(warned) and all(warned in note for note in found)
+        write_pair(tmp_path / part, f"{number}", np.resize(labels, (40, 40)))
+        write_pair(tmp_path / "others", f"{number}", np.resize([0, 1, 255], (40, 40)))
+    train, validation = [tmp_path / (one if one == part else "others") for one in ("training", "validation")]
+    notes = open_data(train, validation, settings(classes=classes), 3).notes
+    found = [note for note in notes if note.startswith("WARNING: the first ")]
+    assert len(found) == bool(warned) and all(warned in note and f"first {part} masks" in note for note in found)

@@ -30,7 +30,7 @@ from training.settings.segmentation import SegmentationSettings
 Made = TypeVar("Made")
 
 LOOKED_AT = 8
-"""Masks that are read before training."""
+"""Masks of a channel that are read before training."""
 
 
 class MaskedView(NamedTuple):
@@ -183,7 +183,8 @@ def open_data(
             training.preprocessor.about(),
             *training.pairs.notes,
             *held_out.pairs.notes,
-            *_one_label_alone(training),
+            *_one_label_alone(training, "training"),
+            *_one_label_alone(held_out, "validation"),
         ),
         recipe=PairsByDali(training) if settings.preprocessing == "dali" else None,
         elsewhere=partial(open_elsewhere, settings, channels),
@@ -191,11 +192,11 @@ def open_data(
     )
 
 
-def _one_label_alone(images: MaskedImages) -> list[str]:
+def _one_label_alone(images: MaskedImages, of: str) -> list[str]:
     """A warning if the first masks of two classes hold only one of them besides what is ignored: many programs write 0 and 255."""
     settings, seen = images.settings, set[int]()
     for index in range(min(LOOKED_AT, len(images)) if settings.classes == 2 else 0):
-        with contextlib.suppress(BrokenImage, ValueError):  # reported when it is trained on
+        with contextlib.suppress(BrokenImage, ValueError):  # reported when it is used
             encoded = images.pairs.mask(index)
             seen |= {*np.unique(read_mask(encoded, images.pairs.mask_name(index), 2, settings.ignore_index)).tolist()}
     labels = seen - {settings.ignore_index}
@@ -203,7 +204,7 @@ def _one_label_alone(images: MaskedImages) -> list[str]:
         return []
     [label] = labels
     return [
-        f"WARNING: the first masks hold class {label} and {settings.ignore_index} only, and {settings.ignore_index} is ignored. If "
+        f"WARNING: the first {of} masks hold class {label} and {settings.ignore_index} only, and {settings.ignore_index} is ignored. If "
         f"it stands for class {1 - label}, as in masks of 0 and 255, write {1 - label} instead"
     ]
 

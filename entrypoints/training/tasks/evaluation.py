@@ -111,7 +111,7 @@ def evaluate_pixels(
         model that gives every pixel the most frequent label: its class, miou and pixel_accuracy.
 
     Raises:
-        ValueError: no mask can be read or has a labelled pixel; or, with two classes, only one is labelled and other pixels are ignored.
+        ValueError: no mask can be read or has a labelled pixel.
     """
     count = len(classes)
     # the last counts the pixels that are ignored
@@ -131,17 +131,11 @@ def evaluate_pixels(
                     pairs = torch.where(labels == ignore_index, count**2, labels * count + scaled.argmax(0)).flatten()
                     counts.scatter_add_(0, pairs, torch.ones_like(pairs))
     totals, loss = world.all_reduce_sum(counts.double()), world.all_reduce_sum(loss)
-    confusion, ignored = totals[:-1].view(count, count), totals[-1].item()
+    confusion = totals[:-1].view(count, count)
     pixels = confusion.sum().item()
     if pixels == 0:
         raise ValueError(
             f"every pixel of the readable validation masks is ignored ({ignore_index}): there is nothing to measure"
-        )
-    labelled = confusion.sum(1).nonzero().flatten().tolist()
-    if count == 2 and ignored and len(labelled) == 1:
-        raise ValueError(
-            f"the validation masks hold class {labelled[0]} ({classes[labelled[0]]}) and {ignore_index} only, and {ignore_index} is "
-            f"ignored. If it stands for class {1 - labelled[0]}, as in masks of 0 and 255, write {1 - labelled[0]} instead"
         )
     ious = class_ious(confusion, ignore_index)
     largest = int(confusion.sum(1).argmax())
