@@ -133,7 +133,7 @@ def main() -> None:
         return
     why = tried(folder)
     if why:
-        print(f"launcher: /opt/ml is not this host's folder: {why}", flush=True)
+        print(f"launcher: a script that names /opt/ml does not find this host's folder: {why}", flush=True)
     else:
         enter(folder)
     os.execv(shim[0], shim)

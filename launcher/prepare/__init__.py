@@ -56,7 +56,7 @@ def prepare(
         source: `digits` (scikit-learn's, 8 × 8 grey), `fashion-mnist` (Debian's package), `photos` (JPEGs of 400 × 300 pixels, cut
             from scikit-learn's two photographs), `shapes` and `cutouts` (with masks), a folder with MNIST-style idx files, or a
             folder with one subfolder per class, or with images/ and masks/; the last two also below train/ and validation/ (or
-            val/ or test/). A folder goes before a name.
+            val/ or test/). A folder with one of these names takes precedence.
         target: gets target/train and target/validation.
         size: scale images down to this shorter side, in pixels; smaller images stay. `shapes` and `cutouts` are drawn at this size.
         validation_fraction: held-out share of each class, unless the source has a split. It is selected by file name, so a

@@ -131,17 +131,15 @@ def _named_files(folder: Path, masked: bool, others: Counter[str]) -> Iterator[t
 
 
 def _require_images(classes: dict[Path, Counter[str]]) -> None:
-    """Raise a UserError that lists the folders with files of which none is an image by its suffix: their classes would be missing."""
-    fix = "convert its files to one of these, or move the folder elsewhere if it is no class"
+    """Raise a UserError that lists the folders without an image, by its suffix: their classes would be missing."""
     issues = [
         Issue(
             key="SOURCE",
-            found=f"{path} has no images among its files ({by_suffix(others)})",
+            found=f"{path} has no images" + (f" among its files ({by_suffix(others)})" if others else ""),
             valid=", ".join(image_suffixes()),
-            fix=fix,
+            fix=f"{'convert its files to one of these' if others else 'put some there'}, or move the folder elsewhere if it is no class",
         )
         for path, others in classes.items()
-        if others
     ]
     if issues:
         raise UserError(issues)

@@ -74,12 +74,13 @@ def _listed(target: Path, how: Recorded) -> tuple[list[tuple[Path, str]], list[P
             count = len(index)
         else:
             images = sorted(file for file in split.rglob("*") if file.suffix.lower() in IMAGES and file.is_file())
-            wanted = how.get(f"{WRITTEN}{split.name}/{MASKS}")
-            masks = 0 if wanted is None else sum(split / MASKS in file.parents for file in images)
+            written = how.get(f"{WRITTEN}{split.name}/{MASKS}")
+            masked = (split / "images").is_dir() and (split / MASKS).is_dir()
+            masks = sum(split / MASKS in file.parents for file in images) if masked else 0
             files += images
             count = len(images) - masks
-            if wanted is not None and masks != wanted:
-                problems.append(f"{split} has {masks:,} masks, {wanted:,} were written")
+            if written is not None and masks != written:
+                problems.append(f"{split} has {masks:,} masks, {written:,} were written")
         if count != expected.get(split.name, count):
             problems.append(f"{split} has {count:,} images, {expected[split.name]:,} were written")
     return shards, files, problems

@@ -450,7 +450,7 @@ def write_named(file: Path, content: str | bytes) -> None:
     if file.exists() and not file.is_file():
         file.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
     else:
-        write_atomically(file.resolve(), content)
+        write_atomically(Path(os.path.realpath(file)), content)
 
 
 def write_json(file: Path, value: Any, *, durable: bool = True) -> None:

@@ -261,7 +261,7 @@ class _Series:
     @functools.cached_property
     def prints_each_step(self) -> bool:
         printed = {metric.step for metric in self.result.undisturbed.progress()}
-        return printed == {*range(min(printed, default=0), self.result.steps + 1)}
+        return printed in ({*range(self.result.steps + 1)}, {*range(1, self.result.steps + 1)})
 
     def in_vain(self) -> tuple[str, str]:
         """Why no training could be killed, and what helps."""

@@ -346,6 +346,18 @@ def test_pairs_in_linked_folders_and_of_every_kind_of_image_are_found(tmp_path):
     assert [image.name for image, _ in pair_up(tmp_path)] == ["b.gif", "a.bmp"]
 
 
+def test_masks_all_over_a_channel_are_looked_at(tmp_path):
+    for number in range(30):
+        write_pair(tmp_path / "train", f"{number:02d}", np.resize([0, 255] if number > 20 else [0], (8, 8)))
+        write_pair(tmp_path / "held out", f"{number:02d}", np.resize([0, 1], (8, 8)))
+    [note] = [
+        note
+        for note in open_data(tmp_path / "train", tmp_path / "held out", settings(classes=2), 3).notes
+        if "WARNING" in note
+    ]
+    assert "the training masks that were looked at hold class 0 and 255 only" in note
+
+
 @pytest.mark.parametrize(
     ("labels", "classes", "warned"),
     [
@@ -363,5 +375,5 @@ def test_masks_of_0_and_255_are_warned_of_before_training(tmp_path, labels, clas
         write_pair(tmp_path / "others", f"{number}", np.resize([0, 1, 255], (40, 40)))
     train, validation = [tmp_path / (one if one == part else "others") for one in ("training", "validation")]
     notes = open_data(train, validation, settings(classes=classes), 3).notes
-    found = [note for note in notes if note.startswith("WARNING: the first ")]
-    assert len(found) == bool(warned) and all(warned in note and f"first {part} masks" in note for note in found)
+    found = [note for note in notes if note.startswith("WARNING: the ")]
+    assert len(found) == bool(warned) and all(warned in note and f"the {part} masks" in note for note in found)

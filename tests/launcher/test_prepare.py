@@ -378,8 +378,12 @@ def test_verification_misses_masks(tmp_path):
         mask.unlink()
     with pytest.raises(launcher.UserError, match=r"train has 298 masks, 300 were written"):
         verify(tmp_path)
+    record = tmp_path / "prepared.json"
+    record.write_text(record.read_text().replace("/masks", "/other"))
+    assert "decoded" in verify(tmp_path), "of a record without them, images alone are compared"
+    record.write_text(record.read_text().replace("/other", "/masks"))
     shutil.rmtree(tmp_path / "validation/masks")
-    with pytest.raises(launcher.UserError, match=r"validation has 0 masks, 125 were written"):
+    with pytest.raises(launcher.UserError, match=r"validation has 0 masks, 100 were written"):
         verify(tmp_path)
 
 

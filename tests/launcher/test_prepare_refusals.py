@@ -111,13 +111,15 @@ def test_a_class_whose_files_are_no_images_by_their_suffix_is_refused_and_single
         (source / part / "empty").mkdir()
     with pytest.raises(launcher.UserError) as error:
         prepare(str(source), tmp_path / "out")
-    [issue] = error.value.issues
+    issue, empty = error.value.issues
+    assert empty.found.endswith("/empty has no images") and empty.fix.startswith("put some there, or move")
     assert (
         issue.found.endswith("/c has no images among its files (2 .heic, 1 without suffix)") and ".webp" in issue.valid
     )
     assert issue.fix.startswith("convert its files to one of these, or move the folder elsewhere")
     for part in ("train", "validation") if split else ("",):
         shutil.rmtree(source / part / "c")
+        (source / part / "empty").rmdir()
         (source / part / "a/list.csv").touch()
     (source / "a file beside the classes.csv").touch()
     n = 2 if split else 1

@@ -192,10 +192,12 @@ def open_data(
     )
 
 
-def _one_label_alone(images: MaskedImages, of: str) -> list[str]:
-    """A warning if the first masks of two classes hold only one of them besides what is ignored: many programs write 0 and 255."""
+def _one_label_alone(images: MaskedImages, channel: str) -> list[str]:
+    """A warning if masks of two classes hold only one of them besides what is ignored: many programs write 0 and 255. It looks at some,
+    spread over the channel."""
     settings, seen = images.settings, set[int]()
-    for index in range(min(LOOKED_AT, len(images)) if settings.classes == 2 else 0):
+    step = max(1, -(-len(images) // LOOKED_AT))
+    for index in range(0, len(images), step) if settings.classes == 2 else ():
         with contextlib.suppress(BrokenImage, ValueError):  # reported when it is used
             encoded = images.pairs.mask(index)
             seen |= {*np.unique(read_mask(encoded, images.pairs.mask_name(index), 2, settings.ignore_index)).tolist()}
@@ -204,8 +206,8 @@ def _one_label_alone(images: MaskedImages, of: str) -> list[str]:
         return []
     [label] = labels
     return [
-        f"WARNING: the first {of} masks hold class {label} and {settings.ignore_index} only, and {settings.ignore_index} is ignored. If "
-        f"it stands for class {1 - label}, as in masks of 0 and 255, write {1 - label} instead"
+        f"WARNING: the {channel} masks that were looked at hold class {label} and {settings.ignore_index} only, and the latter is ignored. "
+        f"If it stands for class {1 - label}, as in masks of 0 and 255, write {1 - label} instead"
     ]
 
 

@@ -190,9 +190,10 @@ def _fixed(by_default: bool, options: Mapping[str, Any]) -> bool:
     """Whether the model takes images of one size only; timm then builds it for the size of `input_size`.
 
     Args:
-        by_default: whether it does without options.
+        by_default: the answer if no option changes it.
     """
-    return by_default and not options.get("dynamic_img_size", False) and options.get("strict_img_size", True)
+    any_size = options.get("dynamic_img_size", False) or options.get("use_naflex", False)
+    return by_default and not any_size and options.get("strict_img_size", True)
 
 
 def _weights(model: nn.Module) -> dict[str, torch.Tensor]:

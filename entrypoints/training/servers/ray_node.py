@@ -45,7 +45,7 @@ STARTS = 4
 """Of a host's node in a row, at most."""
 
 LIVED_SECONDS = 300.0
-"""A node that has lived for this long has started well: its end is not one of those in a row."""
+"""The end of a node that has lived this long does not count towards STARTS."""
 
 _END_SECONDS = 20
 _PARENT_DEATH = 1

@@ -17,12 +17,12 @@ from training.settings.scripts import TrainingSettings
 LOOK_SECONDS = 1.0
 
 REFUSED_SECONDS, SILENT_SECONDS = 3.0, 15.0
-"""The training hosts count as gone after this many seconds of refused connections; or of no answer at all, as when their name is gone too,
-once this host's Ray node has given them up."""
+"""Once they have started, the training hosts count as gone after this many seconds of refused connections; or of no answer at all, as when
+their name is gone too, once this host's Ray node has given them up."""
 
 RESTART_SECONDS, STARTED_SECONDS = 20.0, 40.0
-"""Until the training hosts have answered for the second time in a row, their Ray node may be started again, and refused connections count
-after the first: Ray gives up a start after 30 s, and listens only once it is imported."""
+"""Until the training hosts have answered for STARTED_SECONDS without a break, their Ray node may be started again, so they count as gone
+only after RESTART_SECONDS: Ray gives up a start after 30 s, and listens only once it is imported."""
 
 
 def serves(settings: TrainingSettings) -> bool:
