@@ -12,6 +12,9 @@ if TYPE_CHECKING:  # `typing` itself takes milliseconds
 OF_THE_SOURCE = "sitecustomize_of_the_source"
 """The module name under which the source folder's own travels, beside the launcher's."""
 
+_under_way: list[str] = []
+"""The files of those that are running: one that runs the next of the path, as agents' do, comes back here by way of the launcher's."""
+
 
 def run_hidden(ours: str) -> None:
     """Run the next sitecustomize, if any: the source folder's own, else the first in another folder of the path.
@@ -27,13 +30,20 @@ def run_hidden(ours: str) -> None:
     here = os.path.dirname(os.path.abspath(ours))
     path = [os.path.abspath(place) for place in sys.path]
     after = path[path.index(here) + 1 :] if here in path else path
-    spec = _found(OF_THE_SOURCE, [here]) or _found("sitecustomize", [place for place in after if place != here])
-    if spec is None or spec.loader is None:
+    done = [os.path.dirname(os.path.abspath(file)) for file in _under_way]
+    spec = _found(OF_THE_SOURCE, [here])
+    if spec is None or spec.origin in _under_way:
+        spec = _found("sitecustomize", [place for place in after if place not in (here, *done)])
+    if spec is None or spec.loader is None or spec.origin is None:
         return
     module = type(sys)(spec.name)  # as importlib.util.module_from_spec, whose import takes longer than all of this
     module.__spec__, module.__loader__, module.__file__ = spec, spec.loader, spec.origin
     sys.modules["sitecustomize"] = module
-    spec.loader.exec_module(module)
+    _under_way.append(spec.origin)
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        _under_way.remove(spec.origin)
 
 
 def _found(name: str, path: list[str]) -> ModuleSpec | None:

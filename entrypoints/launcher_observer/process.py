@@ -21,9 +21,8 @@ TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 def process_started() -> float:
     """When this process was started, in Unix seconds, to the kernel's hundredth."""
     ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19])
-    # proc(5): field 22 counts from the boot
-    uptime = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
-    return time.time() - uptime + ticks / TICKS_PER_SECOND
+    # proc(5): field 22 counts from the boot of the machine; in a container of LXC, /proc/uptime counts from the container's
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / TICKS_PER_SECOND
 
 
 def worker_cpu_seconds() -> float:

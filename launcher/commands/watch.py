@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import re
 import shutil
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from launcher.commands import options as arguments
 from launcher.config.issues import UserError, mistake
+from launcher.planner.python_start import OFF, SWITCH
 from launcher.record import records
 from launcher.record.log_lines import last_lines
 from launcher.runner.watch import HOST, Ended, watch
@@ -100,6 +102,8 @@ def _report(ended: Ended, page: Path | None) -> None:
 
 
 def _why_no_steps(ended: Ended) -> str:
+    if (value := os.environ.get(SWITCH, "")).lower() in OFF:
+        return f"{SWITCH}={value} in the environment switches the observer off: unset it"
     said = [line for line in last_lines(ended.run.folder.log(HOST)) if line.startswith(ERROR)]
     return said[-1].removeprefix(ERROR) if said else NOTHING_STEPPED
 

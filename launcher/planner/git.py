@@ -29,8 +29,16 @@ _FILTERS = ("filter.", "lfs.extension.")
 """Settings of programs that git and git-lfs pass a changed file through before they compare it (gitattributes(5), `filter`)."""
 
 
+OLDEST = "2.31"
+"""The first git with all options that are needed: https://git-scm.com/docs/git/2.31.0 (--config-env)"""
+
+
 class GitError(Exception):
     """git cannot read a folder."""
+
+
+class OldGitError(GitError):
+    """git lacks an option, such as --show-scope or --config-env."""
 
 
 class NoRepositoryError(GitError):
@@ -39,7 +47,8 @@ class NoRepositoryError(GitError):
 
 def tracked_or_new(folder: Path) -> list[str]:
     """Paths of what git tracks or would track in a folder. Raises GitError."""
-    return _paths(_git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate"))
+    listed = _paths(_git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard"))
+    return [*dict.fromkeys(listed)]  # a file with a conflict is listed once for each side
 
 
 def state(folder: Path) -> dict[str, Any]:
@@ -97,6 +106,8 @@ def _run(*arguments: str, **variables: str) -> bytes:
         raise NoRepositoryError("git is not installed") from None
     if done.returncode:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["git failed"]
+        if "unknown option" in said[0]:
+            raise OldGitError(f"git is older than {OLDEST} ({said[0]})")
         raise (NoRepositoryError if "not a git repository" in said[0] else GitError)(said[0])
     return done.stdout
 

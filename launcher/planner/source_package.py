@@ -372,6 +372,7 @@ def _listed(folder: Path, data: Collection[str] = ()) -> tuple[list[str], set[st
         dubious = re.search(r"dubious ownership in repository at '(.*)'", str(error))
         top = shlex.quote(dubious[1]) if dubious else ""
         fix = f"git config --global --add safe.directory {top}" if dubious else "repair the repository"
+        fix = "update git" if isinstance(error, git.OldGitError) else fix
         raise CannotListError(f"git cannot list {folder}: {error}", fix) from None
     runs = not_code.runs_among(folder, paths)
     every = (path for path in paths if not not_code.below(path, runs)) if paths else _walked(folder, data, runs)

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import functools
 import os
+import re
 import select
 import shutil
 import signal
@@ -50,7 +51,10 @@ PASSED_ON = (*ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIG
 """Signals that the launcher passes on to the command."""
 
 SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
-"""Names of processes that SIGTERM ends without their children."""
+"""Names of programs that SIGTERM ends without their children."""
+
+LEFT_SECONDS = 45.0
+"""Seconds for what a stopped command leaves behind to end: torchrun gives its processes 30."""
 
 GROUP_SECONDS = 0.05
 """Seconds for a signal to reach the relay too, if it goes to the whole process group, one process after another."""
@@ -200,12 +204,12 @@ def _carry_out(command: Sequence[str], folder: RunFolder, umask: int) -> tuple[i
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             output.given()
         received: list[int] = []
-        is_stopping = False
-        while process.poll() is None:
+        left_behind: list[psutil.Process] = []
+        until: float | None = None
+        while process.poll() is None or (until is not None and time.monotonic() < until and _any_runs(left_behind)):
             select.select([heard], [], [], POLL_SECONDS)
-            if not is_stopping and os.path.exists(folder.stop_request):  # False, no error, if a file server hiccups
-                _terminate(process)
-                is_stopping = True
+            if until is None and os.path.exists(folder.stop_request):  # False, no error, if a file server hiccups
+                left_behind, until = _terminate(process), time.monotonic() + LEFT_SECONDS
             came = _read(heard) & {*PASSED_ON}
             if came:
                 time.sleep(GROUP_SECONDS)
@@ -237,25 +241,51 @@ def _become_the_command(mask: set[int]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _terminate(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM a command and, for a shell, what it runs, which would go on without it: the shell first, or it begins its next line."""
+def _terminate(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """SIGTERM a command and what would go on without it: the command first, or a shell begins its next line.
+
+    Returns:
+        What would go on without it.
+    """
     import psutil
 
     below: list[psutil.Process] = []
     with contextlib.suppress(psutil.Error):
-        below += _below_shells(psutil.Process(process.pid))
+        below += _left_behind(psutil.Process(process.pid))
     process.terminate()
     for one in below:
         with contextlib.suppress(psutil.Error):
             one.terminate()
+    return below
 
 
-def _below_shells(process: psutil.Process) -> Iterator[psutil.Process]:
-    """The processes that a shell started, and those of shells among them; none for other programs."""
-    if process.name() in SHELLS:
+def _left_behind(process: psutil.Process) -> Iterator[psutil.Process]:
+    """The processes that a program leaves behind if SIGTERM ends it: those of a shell, known by its file, since a script may have any name;
+    and those of a program that does not handle the signal, as `accelerate launch` of one process does not."""
+    if Path(process.exe()).name in SHELLS or _dies_of_sigterm(process.pid):
         for child in process.children():
             yield child
-            yield from _below_shells(child)
+            yield from _left_behind(child)
+
+
+def _dies_of_sigterm(pid: int) -> bool:
+    """Whether a process neither handles nor ignores SIGTERM: proc(5), SigCgt and SigIgn."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    masks = re.findall(r"^Sig(?:Cgt|Ign):\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return not any(int(mask, 16) >> (signal.SIGTERM - 1) & 1 for mask in masks)
+
+
+def _any_runs(processes: Sequence[psutil.Process]) -> bool:
+    import psutil
+
+    for one in processes:
+        with contextlib.suppress(psutil.Error):
+            if one.is_running() and one.status() != psutil.STATUS_ZOMBIE:
+                return True
+    return False
 
 
 class _Output:

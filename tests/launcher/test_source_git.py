@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
 import launcher
-from launcher.planner import source_package
+from launcher.planner import git, source_package
 from tests.launcher.conftest import commit, write
 
 
@@ -188,3 +189,27 @@ def test_the_users_settings_of_diff_change_nothing_in_the_patch(source, tmp_path
     assert source_package.uncommitted(source)[1] == patch
     configure(source, diff__orderFile=str(tmp_path / "missing"))
     assert source_package.uncommitted(source)[1] == patch
+
+
+def test_a_file_with_a_conflict_is_listed_once(source):
+    commit = ("-c", "user.name=x", "-c", "user.email=x@y.z", "commit", "--quiet", "--all", "--message=x")
+    (source / "train.py").write_text("x = 1\n")
+    for words in (["init", "--quiet"], ["add", "train.py"], commit, ["branch", "other"]):
+        subprocess.run(["git", "-C", source, *words], check=True)
+    (source / "train.py").write_text("x = 2\n")
+    subprocess.run(["git", "-C", source, *commit], check=True)
+    subprocess.run(["git", "-C", source, "checkout", "--quiet", "other"], check=True)
+    (source / "train.py").write_text("x = 3\n")
+    subprocess.run(["git", "-C", source, *commit], check=True)
+    assert subprocess.run(["git", "-C", source, "merge", "--quiet", "-"], capture_output=True).returncode
+    assert git.tracked_or_new(source).count("train.py") == 1
+
+
+def test_a_git_that_is_too_old_is_named(source, tmp_path, monkeypatch):
+    """As 2.25 says it, and 2.30 of --config-env."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/git").write_text('#!/bin/sh\necho "error: unknown option \\`show-scope\'" >&2\nexit 129\n')
+    (tmp_path / "bin/git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    with pytest.raises(git.OldGitError, match=r"git is older than 2.31 \(error: unknown option `show-scope'\)"):
+        git.tracked_or_new(source)

@@ -195,6 +195,25 @@ def test_the_source_folders_own_sitecustomize_hides_the_next_one_as_it_would_alo
     assert [file.read() for file in again if file.path.startswith("sitecustomize")] == [own]
 
 
+def test_an_agents_sitecustomize_that_runs_the_next_of_the_path_runs_once(job, code, tmp_path):
+    """Its next is the launcher's, which was first; the one behind both runs too."""
+    agent, last = tmp_path / "agent", tmp_path / "last"
+    for folder in (agent, last):
+        folder.mkdir()
+    (agent / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "from importlib.machinery import PathFinder\n"
+        "path = [place for place in sys.path if place != os.path.dirname(__file__)]\n"
+        "spec = PathFinder.find_spec('sitecustomize', path)\n"
+        "print('agent', flush=True)\n"
+        "spec.loader.load_module('sitecustomize')\n"
+    )
+    (last / "sitecustomize.py").write_text("print('last')\n")
+    path = os.pathsep.join(map(str, (code, agent, last)))
+    done = python({**job, "PYTHONPATH": path}, "print('ran')")
+    assert (done.stdout, done.stderr) == ("agent\nlast\nran\n", "")
+
+
 def test_two_launchers_on_one_path_observe_once(job, code, tmp_path):
     copy_files(python_start.with_python_start([], observe=True, secrets={}), tmp_path / "second")
     path = f"{code}{os.pathsep}{tmp_path / 'second'}"

@@ -289,11 +289,56 @@ def test_launcher_stop_reaches_what_a_shell_runs(tmp_path):
     assert (run.state, run.outcome()["stop_reason"]) == ("Stopped", "tested")
 
 
+@pytest.mark.parametrize("kind", ["a script with a name of its own", "a program that waits"])
+def test_launcher_stop_reaches_what_any_program_runs_that_dies_of_it(tmp_path, kind):
+    """As `accelerate launch` of one process. Linux names a shell's process after its script. What is left behind may take its time."""
+    slow = (
+        TRAINS[1]
+        .replace("sys.exit(print('saved'))", "(time.sleep(1), sys.exit(print('saved')))")
+        .replace("sys\n", "sys, time\n", 1)
+    )
+    command = [sys.executable, "-c", slow]
+    if kind == "a program that waits":
+        words = [sys.executable, "-c", f"import subprocess; subprocess.Popen({command!r}).wait()"]
+    else:
+        script = tmp_path / "run.sh"
+        script.write_text(f"#!/bin/bash\n{shlex.join(command)}\ntrue\n")
+        script.chmod(0o755)
+        words = [str(script)]
+    watched = [*LAUNCHER, "watch", "--name", "stopped", "--", *words]
+    process = subprocess.Popen(watched, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
+    training = psutil.Process(int(process.stdout.readline()))
+    run = the_run()
+    run.stop("tested")
+    assert process.stdout.read() == b"saved\n" and process.wait(60)
+    assert has_ended(training) and run.state == "Stopped", "the record is closed after it"
+
+
+def test_a_program_that_handles_sigterm_ends_what_it_runs_by_itself(tmp_path):
+    """As torchrun does."""
+    inner = [sys.executable, "-c", "import os, signal; print(os.getpid(), flush=True); signal.pause()"]
+    text = (
+        "import signal, subprocess, sys\n"
+        f"child = subprocess.Popen({inner!r})\n"
+        "def end(*_):\n"
+        "    print('its child', 'runs' if child.poll() is None else 'was ended', flush=True)\n"
+        "    child.kill()\n"
+        "    sys.exit(3)\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        "child.wait()\n"
+    )
+    watched = [*LAUNCHER, "watch", "--name", "stopped", "--", sys.executable, "-c", text]
+    process = subprocess.Popen(watched, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
+    process.stdout.readline()
+    the_run().stop("tested")
+    assert process.stdout.read() == b"its child runs\n" and process.wait(60) == 3
+
+
 def test_a_shell_is_asked_to_end_before_what_it_runs(monkeypatch):
     """Else it begins its next line."""
     asked: list[str] = []
     below = SimpleNamespace(terminate=lambda: asked.append("training"))
-    monkeypatch.setattr(runner, "_below_shells", lambda shell: [below])
+    monkeypatch.setattr(runner, "_left_behind", lambda shell: [below])
     runner._terminate(SimpleNamespace(pid=os.getpid(), terminate=lambda: asked.append("shell")))
     assert asked == ["shell", "training"]
 
@@ -360,6 +405,12 @@ def test_a_program_that_cannot_be_executed_leaves_a_record_that_says_so(tmp_path
     found = watched(program)
     assert found.returncode == 2 and b"Exec format error" in found.stderr
     assert "Exec format error" in the_run().outcome()["failure"]
+
+
+def test_an_observer_that_the_environment_switches_off_is_named(monkeypatch):
+    monkeypatch.setenv("LAUNCHER_OBSERVE", "0")
+    found = watched("true")
+    assert b"LAUNCHER_OBSERVE=0 in the environment switches the observer off: unset it" in found.stderr
 
 
 def test_a_page_that_cannot_be_written_costs_no_exit_code(tmp_path):
