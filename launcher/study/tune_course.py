@@ -32,6 +32,10 @@ FLOAT32 = 1.3e-6
 """Minimum noise relative to a loss if repeats differ at all: what torch.testing.assert_close allows float32 results that should be equal.
 https://docs.pytorch.org/docs/stable/testing.html"""
 
+UNSEEDED = 1e-3
+"""Relative difference between the first losses of repeats above which they cannot be the same training: rounding differs by FLOAT32, other
+random weights or images by per cents."""
+
 
 @dataclass(frozen=True)
 class Course:
@@ -120,7 +124,7 @@ class LossesCompared:
     """Whether a change left the losses as they were."""
 
     same: bool
-    """True also if there was nothing to compare: no step whose loss all of them logged or printed."""
+    """True also if there was nothing to compare: no step whose loss all of them logged or printed, or no seed."""
     text: str
     removed: bool = False
     """Whether a trial's run was removed, so that nothing shows whether they are the same."""
@@ -130,7 +134,8 @@ def compare(before: Sequence[Losses | None], after: Sequence[Losses | None]) -> 
     """Compare the losses after a change with those before it, over the steps that all of them have. None: of a run that was removed.
 
     Repeats of the same settings on a CPU are mostly equal bit for bit; then a change's losses must be too. Otherwise they may be up to
-    OWN_NOISE times as far from the nearest repeat as the repeats are from each other.
+    OWN_NOISE times as far from the nearest repeat as the repeats are from each other. Repeats without a seed show nothing: a further one
+    is often farther away than that.
     """
     found = [one for one in (*before, *after) if one is not None]
     if len(found) < len(before) + len(after):
@@ -142,6 +147,9 @@ def compare(before: Sequence[Losses | None], after: Sequence[Losses | None]) -> 
     alike = (every == every[0]).all(axis=0) | np.isnan(every).all(axis=0)
     every[:, alike] = 0.0  # a loss that is nan or inf in all of them has no difference that could be computed
     table = every[: len(before)]
+    if not np.ptp(table[:, 0]) <= UNSEEDED * np.abs(table[:, 0]).max():  # negated, so that NaN against a number differs
+        text = "losses not compared: two runs of the same settings differ from the first loss on; set a seed"
+        return LossesCompared(True, text)
     noise = np.maximum.accumulate(np.ptp(table, axis=0))  # what differs once, differs from then on
     if noise.any():
         noise = np.maximum(noise, FLOAT32 * np.abs(table).max(axis=0))

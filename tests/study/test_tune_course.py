@@ -50,6 +50,18 @@ def test_losses_are_the_same_bit_for_bit_or_within_what_repeats_differ_by():
     assert "not compared" in tune_course.compare([{}], [exact]).text
 
 
+def test_losses_of_a_script_without_a_seed_are_not_compared():
+    first, again, after = ({1: start, 2: start - 0.1} for start in (2.31, 2.35, 2.52))
+    found = tune_course.compare([first, again], [after])
+    text = "losses not compared: two runs of the same settings differ from the first loss on; set a seed"
+    assert found == LossesCompared(True, text)
+    assert "differ from the first loss on" in tune_course.compare([first, {**first, 1: math.nan}], [after]).text
+    assert not tune_course.compare([first, {**first, 2: 2.25}], [after]).same, (
+        "a GPU's noise grows from the first loss on"
+    )
+    assert not tune_course.compare([first], [after]).same
+
+
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 def test_losses_that_are_no_numbers_in_all_trials_are_the_same(broken):
     diverged = {1: 0.5, 2: broken, 3: 0.25}

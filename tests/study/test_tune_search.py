@@ -148,6 +148,21 @@ def test_a_proof_whose_trial_was_removed_does_not_show_the_same_losses(allowed, 
     assert "losses not compared" in tune_page.fragment("it", [], [], [step], lambda picture: picture)
 
 
+def test_a_change_to_a_script_without_a_seed_is_kept_and_said_to_be_not_compared():
+    class Unseeded(Job):
+        def __call__(self, changes, label, steps=None):
+            trial = super().__call__(changes, label, steps)
+            trial.losses = {1: [2.31, 2.52, 2.35, 2.44][len(self.tried) - 1]}
+            return trial
+
+    job = Unseeded(4, lambda workers, _: 8 / workers, waits)
+    assert job.tuned() == {"num_workers": 8}
+    [step] = job.search.steps
+    said = "losses not compared: two runs of the same settings differ from the first loss on; set a seed"
+    assert step.losses == said and said in tune_page.fragment("it", [], [], [step], lambda picture: picture)
+    assert f"num_workers=8: {said}" in Tuning(job.search.subject, Path("trials.csv"), job.search, None).sentences()
+
+
 @pytest.mark.parametrize("waited, tried", [(0.05, [1, 4, 8, 1, 8]), (0.01, [1, 4, 1, 4])])
 def test_a_wait_that_is_no_finding_any_more_is_worth_a_look_beyond(waited, tried):
     """With four workers a step waits for less than a finding takes; with eight it waits for nothing."""
