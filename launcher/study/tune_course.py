@@ -33,8 +33,8 @@ FLOAT32 = 1.3e-6
 https://docs.pytorch.org/docs/stable/testing.html"""
 
 UNSEEDED = 1e-3
-"""Relative difference between the first losses of repeats above which they cannot be the same training: rounding differs by FLOAT32, other
-random weights or images by per cents."""
+"""Relative difference between losses of repeats above which they are not of the same weights and images: rounding makes about FLOAT32,
+other random numbers make per cents."""
 
 
 @dataclass(frozen=True)
@@ -104,12 +104,7 @@ def losses(run: Run) -> Losses | None:
     that a stopped script printed may be cut off, and is left out. None if the run was removed: what it logged is not known."""
     if not run.folder.plan.exists():
         return None
-    found = {
-        line["step"]: line["loss"]
-        for line in run.metrics()
-        if not line.get("observed") and line.get("rank", 0) == 0 and isinstance(line.get("loss"), float)
-    }
-    if found:
+    if found := _logged(run):
         return found
     printed = (
         training_loss(line.decode("utf-8", "replace"))
@@ -119,23 +114,43 @@ def losses(run: Run) -> Losses | None:
     return dict(enumerate(whole[:-1] if run.state == records.STOPPED else whole, 1))
 
 
+def in_any_order(run: Run, world_size: int | None) -> bool:
+    """Whether several processes may have printed a run's losses: nothing in a log says which did, and each run mixes their lines anew."""
+    return (world_size or 1) > 1 and run.folder.plan.exists() and not _logged(run)
+
+
+def _logged(run: Run) -> Losses:
+    """The losses in the metric lines that one of the kit's scripts wrote, on its first rank; {} for another script."""
+    return {
+        line["step"]: line["loss"]
+        for line in run.metrics()
+        if not line.get("observed") and line.get("rank", 0) == 0 and isinstance(line.get("loss"), float)
+    }
+
+
 @dataclass(frozen=True)
 class LossesCompared:
     """Whether a change left the losses as they were."""
 
     same: bool
-    """True also if there was nothing to compare: no step whose loss all of them logged or printed, or no seed."""
+    """True also if there was nothing to compare: no step whose loss all of them logged or printed, or repeats without a seed."""
     text: str
     removed: bool = False
     """Whether a trial's run was removed, so that nothing shows whether they are the same."""
 
 
-def compare(before: Sequence[Losses | None], after: Sequence[Losses | None]) -> LossesCompared:
+def compare(
+    before: Sequence[Losses | None], after: Sequence[Losses | None], *, in_any_order: bool = False
+) -> LossesCompared:
     """Compare the losses after a change with those before it, over the steps that all of them have. None: of a run that was removed.
 
     Repeats of the same settings on a CPU are mostly equal bit for bit; then a change's losses must be too. Otherwise they may be up to
     OWN_NOISE times as far from the nearest repeat as the repeats are from each other. Repeats without a seed show nothing: a further one
     is often farther away than that.
+
+    Args:
+        in_any_order: whether several processes may have printed them. Then they are compared only if repeats on both sides show the same
+            order, as they do if one process alone prints.
     """
     found = [one for one in (*before, *after) if one is not None]
     if len(found) < len(before) + len(after):
@@ -144,15 +159,17 @@ def compare(before: Sequence[Losses | None], after: Sequence[Losses | None]) -> 
     if not steps:
         return LossesCompared(True, "losses not compared: none were logged or printed")
     every = np.array([[one[step] for step in steps] for one in found])
-    alike = (every == every[0]).all(axis=0) | np.isnan(every).all(axis=0)
-    every[:, alike] = 0.0  # a loss that is nan or inf in all of them has no difference that could be computed
+    every[:, _alike(every)] = 0.0  # a loss that is nan or inf in all of them has no difference that could be computed
     table = every[: len(before)]
-    if not np.ptp(table[:, 0]) <= UNSEEDED * np.abs(table[:, 0]).max():  # negated, so that NaN against a number differs
+    if in_any_order and (_unlike(table).any() or _unlike(every[len(before) :]).any()):
+        why = "two runs of the same settings differ; set a seed, and print them in one process only"
+        return LossesCompared(True, f"losses not compared: {why}")
+    if _unlike(table)[0]:
         text = "losses not compared: two runs of the same settings differ from the first loss on; set a seed"
         return LossesCompared(True, text)
-    noise = np.maximum.accumulate(np.ptp(table, axis=0))  # what differs once, differs from then on
+    noise = np.maximum.accumulate(_spread(table))  # what differs once, differs from then on
     if noise.any():
-        noise = np.maximum(noise, FLOAT32 * np.abs(table).max(axis=0))
+        noise = np.maximum(noise, FLOAT32 * np.abs(np.where(np.isfinite(table), table, 0.0)).max(axis=0))
     exact = True
     for values in every[len(before) :]:
         away = np.abs(table - values).min(axis=0)
@@ -164,3 +181,21 @@ def compare(before: Sequence[Losses | None], after: Sequence[Losses | None]) -> 
             )
     how = "bit for bit" if exact else "within the spread of repeats of the same settings"
     return LossesCompared(True, f"the same losses in {len(steps)} logged steps, {how}")
+
+
+def _alike(losses: np.ndarray) -> np.ndarray:
+    """(steps,) whether runs, (runs, steps), have the same loss, or all have none that is a number."""
+    same: np.ndarray = (losses == losses[0]).all(axis=0) | np.isnan(losses).all(axis=0)
+    return same
+
+
+def _spread(repeats: np.ndarray) -> np.ndarray:
+    """(steps,) differences between repeats of the same settings, (repeats, steps)."""
+    found: np.ndarray = np.ptp(np.where(_alike(repeats), 0.0, repeats), axis=0)
+    return found
+
+
+def _unlike(repeats: np.ndarray) -> np.ndarray:
+    """(steps,) whether repeats differ by more than rounding; NaN against a number does."""
+    found: np.ndarray = ~(_spread(repeats) <= UNSEEDED * np.abs(repeats).max(axis=0)) & ~_alike(repeats)
+    return found

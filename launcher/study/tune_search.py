@@ -69,6 +69,11 @@ class Trial:
         """None: its run was removed."""
         return tune_course.losses(self.run)
 
+    @property
+    def in_any_order(self) -> bool:
+        """Whether several processes may have printed its losses."""
+        return tune_course.in_any_order(self.run, self.diagnosis.evidence.world_size)
+
     def not_set(self, changes: Changes) -> str:
         """The changes that its training did not actually run with; "" if no other value was seen."""
         evidence = self.diagnosis.evidence
@@ -369,7 +374,8 @@ class Search:
             if after.values[-1] >= before.high:
                 step.why = _times(step)
                 return
-            losses = tune_course.compare(*([trial.losses for trial in side] for side in (step.before, step.after)))
+            sides = ([trial.losses for trial in side] for side in (step.before, step.after))
+            losses = tune_course.compare(*sides, in_any_order=any(trial.in_any_order for trial in step.after))
             step.losses, step.same_losses = losses.text, losses.same
             if rule.same_numbers and not losses.same and step.proposal.setting not in self.allowed:
                 if losses.removed:

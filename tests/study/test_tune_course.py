@@ -72,6 +72,9 @@ def test_losses_that_are_no_numbers_in_all_trials_are_the_same(broken):
     other = tune_course.compare([finite, finite], [diverged])
     assert not other.same and f"first at step 2: {broken} instead of 0.3" in other.text
     assert not tune_course.compare([diverged, diverged], [{**diverged, 3: 0.26}]).same
+    noisy = [diverged, {**diverged, 1: 0.5001}]
+    assert not tune_course.compare(noisy, [{**diverged, 2: 0.3}]).same
+    assert not tune_course.compare([{1: broken}, {1: broken}], [{1: 0.5}]).same, "not for want of a seed"
 
 
 def test_losses_of_a_run_that_was_removed_are_not_the_same():

@@ -11,7 +11,7 @@ import pytest
 
 from launcher.config.issues import UserError, mistake
 from launcher.insight.findings import Finding, Fix
-from launcher.record.records import RunFolder
+from launcher.record.records import RunFolder, write_json
 from launcher.runner.run import Run
 from launcher.study import tune_page
 from launcher.study.tune_course import Course
@@ -61,6 +61,7 @@ class Job:
         evidence = SimpleNamespace(
             script=None,
             workers=workers,
+            world_size=1,
             cores_each=2.0,
             settings={},
             facts={"num_workers": workers},
@@ -161,6 +162,35 @@ def test_a_change_to_a_script_without_a_seed_is_kept_and_said_to_be_not_compared
     said = "losses not compared: two runs of the same settings differ from the first loss on; set a seed"
     assert step.losses == said and said in tune_page.fragment("it", [], [], [step], lambda picture: picture)
     assert f"num_workers=8: {said}" in Tuning(job.search.subject, Path("trials.csv"), job.search, None).sentences()
+
+
+@pytest.mark.parametrize(
+    ("orders", "ranks", "kept", "said"),
+    [
+        (["2.1 2.9", "2.1 2.9", "2.1 2.9", "2.9 2.1"], 2, True, "losses not compared"),
+        (["2.1 2.9", "2.1 2.9", "2.1 2.9", "2.1 2.9"], 2, True, "the same losses in 4 logged steps, bit for bit"),
+        (["2.1 2.9", "2.1 2.8", "2.1 2.9", "2.1 2.8"], 2, False, "other losses, first at step 4: 2.8 instead of 2.9"),
+        (["2.1 2.9", "2.1 2.9", "2.1 2.9", "2.9 2.1"], 1, False, "other losses, first at step 1: 2.9 instead of 2.1"),
+    ],
+)
+def test_losses_that_several_processes_print_in_another_order_are_not_other_losses(orders, ranks, kept, said, tmp_path):
+    class Printed(Job):
+        def __call__(self, changes, label, steps=None):
+            trial = super().__call__(changes, label, steps)
+            del trial.losses
+            trial.diagnosis.evidence.world_size = ranks
+            trial.run = Run(RunFolder(tmp_path / f"trial-{len(self.tried)}"))
+            trial.run.folder.log("algo-1").parent.mkdir(parents=True)
+            plan = {"name": "it", "planned": "2026-01-01T00:00:00+00:00", "backend": "watch", "job": {"name": "it"}}
+            write_json(trial.run.folder.plan, {**plan, "hosts": [{"name": "algo-1"}]})
+            write_json(trial.run.folder.outcome, {"state": "Completed"})
+            lines = [f"loss: {loss}\n" for loss in ("2.1 2.9 " + orders[len(self.tried) - 1]).split()]
+            trial.run.folder.log("algo-1").write_text("".join(lines if ranks > 1 else lines[2:]))
+            return trial
+
+    job = Printed(4, lambda workers, _: 8 / workers, waits)
+    assert bool(job.tuned()) is kept
+    assert job.search.steps[0].losses.startswith(said)
 
 
 @pytest.mark.parametrize("waited, tried", [(0.05, [1, 4, 8, 1, 8]), (0.01, [1, 4, 1, 4])])
