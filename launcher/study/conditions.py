@@ -28,6 +28,7 @@ class Code:
 
     def __init__(self, files: Sequence[SourceFile]):
         self.files, self.checksum = files, code_checksum(files)
+        self._each = {file.path: code_checksum([file]) for file in files}
 
     def refuse_changes(self, table: Path) -> None:
         """Before a trial starts: raise UserError if a file was changed or removed meanwhile.
@@ -37,10 +38,15 @@ class Code:
         Args:
             table: of the trials.
         """
-        left = [file for file in self.files if file.source is None or file.source.is_file()]
-        if code_checksum(left) != self.checksum:
-            fix = f"put it back, and the same command continues; or start anew: rm {table}, or name another file with --table"
-            raise mistake("source", "was changed while trials run", fix)
+        gone = [file.path for file in self.files if file.source is not None and not file.source.is_file()]
+        left = [file for file in self.files if file.path not in gone]
+        changed = gone + [file.path for file in left if code_checksum([file]) != self._each[file.path]]
+        if changed:
+            fix = (
+                f"put it back, and the same command continues; or start anew: rm {table}, or name another file with --table; "
+                "if a trial writes it, remove it first"
+            )
+            raise mistake("source", f"was changed while trials run: {', '.join(changed[:5])}", fix)
 
 
 def commit_of(source: Path) -> str:

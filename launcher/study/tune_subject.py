@@ -48,6 +48,11 @@ LOG_EVERY = "log_every"
 LOGGED = 5
 """Maximum steps between two metric lines of a trial: what is compared ends with one."""
 
+SCRIPTS = (".py", ".sh")
+
+MAX_NAMED_BYTES = 2**20
+"""A larger file that a command names is data, unless it is a script."""
+
 TO_END = 60.0
 """Seconds that a command may take to end after it was asked to."""
 
@@ -240,14 +245,13 @@ class CommandSubject(Subject):
         return [shown if shown == word else f"{shown} ({checksum})" for shown, word in pairs]
 
     def _code(self) -> list[SourceFile]:
-        """The scripts that the command names, and the Python files below their folders, or below the current one for `-m`: modules they may
-        import. For a folder with too many files, only the script."""
-        scripts = [Path(word) for word in self.command if word.endswith((".py", ".sh")) and Path(word).is_file()]
-        folders = (
-            dict.fromkeys(script.parent for script in scripts) if scripts else [Path()] if "-m" in self.command else []
-        )
-        found = {script.resolve(): script for script in scripts}
-        for folder in folders:
+        """The files that the command names, such as its script and a config, and the Python files below its scripts' folders, and below
+        the current one for `-m`: modules they may import. For a folder with too many files, only those that are named."""
+        named = [Path(text) for word in self.command for text in (word, word.partition("=")[2]) if _is_code(text)]
+        folders = [file.parent for file in named if file.suffix in SCRIPTS]
+        folders += [Path()] if {"-m", "--module"} & {*self.command} else []
+        found = {file.resolve(): file for file in named}
+        for folder in dict.fromkeys(folders):
             for file in source_files(folder)[0]:
                 if file.source is not None and file.source.is_relative_to(folder) and file.path.endswith(".py"):
                     found.setdefault(file.source.resolve(), file.source)
@@ -320,6 +324,18 @@ class CommandSubject(Subject):
 
     def also(self, finding: Finding, evidence: Evidence) -> Changes:
         return _also_from_outside(finding, evidence)
+
+
+def _is_code(text: str) -> bool:
+    """Whether a part of a command names a script, or another file that may be a config."""
+    file = Path(text)
+    with contextlib.suppress(OSError, ValueError):  # such as a text that is too long for a name
+        return (
+            file.is_file()
+            and os.access(file, os.R_OK)
+            and (file.suffix in SCRIPTS or file.stat().st_size <= MAX_NAMED_BYTES)
+        )
+    return False
 
 
 def _given_settings(text: str, key: str) -> dict[str, Any]:

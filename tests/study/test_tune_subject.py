@@ -83,6 +83,50 @@ def test_the_code_of_a_command_is_its_script_and_the_modules_that_it_may_import(
     assert code_of("a-program", "--depth", "12") == code_of("another")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("--config", "conf.yaml"), ("--config=conf.yaml",), ("config=settings/conf.yaml",), ("x" * 5000, "conf.yaml")],
+)
+def test_a_config_that_a_command_names_is_code(store, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "settings").mkdir()
+    (tmp_path / "train.py").touch()
+    configs = [tmp_path / "conf.yaml", tmp_path / "settings/conf.yaml"]
+    for config in configs:
+        config.write_text("depth: 12")
+    before = code_of("python", "train.py", *words)
+    for config in configs:
+        config.write_text("depth: 24")
+    assert code_of("python", "train.py", *words) != before
+    subject = CommandSubject(["python", "train.py", *words], "it")
+    for config in configs:
+        config.write_text("depth: 36")
+    with pytest.raises(launcher.UserError, match="was changed while trials run: .*conf.yaml") as refused:
+        subject.code.refuse_changes(tmp_path / "trials.csv")
+    assert "if a trial writes it, remove it first" in refused.value.issues[0].fix
+
+
+def test_data_that_a_command_names_is_no_code(store, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = ("python", "train.py", "--images", "images.bin", "--out", ".")
+    before = code_of(*command)
+    (tmp_path / "images.bin").write_bytes(bytes(2**20 + 1))
+    assert code_of(*command) == before
+
+
+@pytest.mark.parametrize(
+    "command", [("torchrun", "--module", "train"), ("python", "-m", "torch.distributed.run", "scripts/train.py")]
+)
+def test_modules_of_the_current_folder_are_code_for_a_module(store, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    for file in ("scripts/train.py", "models.py", "train.py"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
+    before = code_of(*command)
+    (tmp_path / "models.py").write_text("depth = 24")
+    assert code_of(*command) != before
+
+
 def test_the_code_of_a_job_is_without_its_inputs(script_job, tmp_path):
     images = tmp_path / "source/images"
     job = script_job("x = 1", inputs={"train": {"folder": str(images)}})
