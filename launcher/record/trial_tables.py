@@ -25,6 +25,11 @@ def lock(table: Path) -> Path:
     return table.with_name(f".{table.name}.lock")
 
 
+def code_list(table: Path) -> Path:
+    """The file that holds the paths of a tuned command's code, as they were when the table's first trial began."""
+    return table.with_name(f".{table.name}.code.json")
+
+
 def remember(table: Path) -> None:
     """Record in the store where a table outside `folder` lies, so that its trials are known there.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import fcntl
 import io
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -15,7 +16,7 @@ from launcher.config.issues import Issue, UserError, mistake
 from launcher.record import records, trial_tables
 from launcher.runner.run import Run
 from launcher.show.spread import Spread, spread
-from launcher.study.conditions import CONDITIONS, difference
+from launcher.study.conditions import CONDITIONS, Code, difference
 
 Row = dict[str, str]
 
@@ -110,6 +111,23 @@ def read(file: Path) -> tuple[tuple[str, ...], list[Row]]:
     with open(file, newline="", encoding="utf-8", errors="replace") as stream:
         reader = csv.DictReader(stream)
         return tuple(reader.fieldnames or ()), list(reader)
+
+
+def first_code(table: Path, now: Code) -> Code:
+    """The code without files that are newer than a table's trials: a trial may have written them, such as a model's beside a checkpoint.
+    The paths from before the first trial are kept beside the table.
+
+    Args:
+        table: held; without a trial that succeeded, all files are its code.
+        now: of the command, as it is now.
+    """
+    file = trial_tables.code_list(table)
+    if all(row.get("failure") for row in read(table)[1]):
+        records.write_json(file, [one.path for one in now.files])
+    if not file.exists():  # it stayed where the table was copied from
+        return now
+    first = json.loads(file.read_text(encoding="utf-8"))
+    return Code([one for one in now.files if one.path in first])
 
 
 @contextmanager

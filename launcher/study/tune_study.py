@@ -17,7 +17,7 @@ from launcher.planner.plan import refuse_cost, refuse_errors
 from launcher.record import trial_tables
 from launcher.show.text import counted, dollars
 from launcher.study import engine
-from launcher.study.trial_table import TrialTable, held
+from launcher.study.trial_table import TrialTable, first_code, held
 from launcher.study.tune_result import Tuning
 from launcher.study.tune_search import PAIRS, Search
 from launcher.study.tune_settings import check_allowed
@@ -89,6 +89,8 @@ def tune(
     file = Path(table) if table is not None else _own_file(subject, smoke)
     with held(file), engine.what_stays(log) as begun:
         stop_left(file, log)
+        if isinstance(subject, CommandSubject):
+            subject.code = first_code(file, subject.code)
         ceiling = _report_price(subject, trials, max_cost, log)
         own = table is None  # it was not named, so that naming another is no fix
         known = TrialTable(file, KEYS, MEASURED, subject.conditions(), subject.commit, replaceable=own)

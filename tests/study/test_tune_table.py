@@ -24,10 +24,10 @@ from launcher.record.records import RunFolder, write_json
 from launcher.runner.run import Run
 from launcher.study import engine, tune_trials
 from launcher.study.conditions import CONDITIONS, Code, difference, settings_of
-from launcher.study.trial_table import TrialTable
+from launcher.study.trial_table import TrialTable, first_code
 from launcher.study.tune_result import Tuning
 from launcher.study.tune_search import BudgetExhausted
-from launcher.study.tune_subject import Changes, Subject, Until
+from launcher.study.tune_subject import Changes, CommandSubject, Subject, Until
 from launcher.study.tune_trials import KEYS, MEASURED, Trials
 from tests.conftest import as_in_a_terminal, wait_until
 from tests.study.slow_reads import rows, slow_reads
@@ -84,6 +84,41 @@ def test_a_job_that_failed_as_it_is_runs_again(tmp_path, monkeypatch):
     (tmp_path / "data").touch()
     assert not tune().failed and not tune().failed
     assert len(launcher.runs()) == 2 and len(rows(tmp_path / "trials.csv")) == 1
+
+
+def test_python_files_that_a_trial_writes_are_no_other_code(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written = "import pathlib\npathlib.Path('checkpoint').mkdir(exist_ok=True)\n"
+    written += "import time\npathlib.Path('checkpoint/modeling.py').write_text(str(time.time()))\n"
+    (tmp_path / "layers.py").touch()
+    (tmp_path / "train.py").write_text(written + textwrap.dedent(slow_reads(samples=320, seconds=0)))
+
+    def tune() -> Tuning:
+        table = tmp_path / "trials.csv"
+        return launcher.tune([sys.executable, "train.py"], trials=1, table=table, log=lambda line: None)
+
+    assert not tune().failed and (tmp_path / "checkpoint/modeling.py").exists()
+    (tmp_path / "checkpoint/modeling.py").write_text("as a later trial left it")
+    assert not tune().failed and len(launcher.runs()) == 1, "the same trial"
+    for change in (lambda: (tmp_path / "layers.py").write_text("depth = 24"), (tmp_path / "layers.py").unlink):
+        change()
+        with pytest.raises(launcher.UserError, match="trials of different code"):
+            tune()
+
+
+@pytest.mark.parametrize("failure", ["no data", ""])
+def test_a_file_that_is_added_after_trials_that_all_failed_is_code(tmp_path, monkeypatch, failure):
+    monkeypatch.chdir(tmp_path)
+    table = tmp_path / "trials.csv"
+    (tmp_path / "train.py").touch()
+
+    def code() -> set[str]:
+        return {file.path for file in first_code(table, CommandSubject(["python", "train.py"], "it").code).files}
+
+    assert code() == {"train.py"}
+    table.write_text(f"changes,failure\n{{}},{failure}\n")
+    (tmp_path / "models.py").touch()
+    assert code() == ({"train.py", "models.py"} if failure else {"train.py"})
 
 
 def test_a_failed_first_tuning_does_not_block_the_corrected_command(tmp_path, monkeypatch, capsys):
