@@ -63,8 +63,11 @@ class Course:
         return passed / (done - float(self.images[0]))
 
 
-def course(evidence: Evidence, name: str) -> Course:
+def course(evidence: Evidence, name: str, batch: int | None) -> Course:
     """A run's course, from its first rank.
+
+    Args:
+        batch: images of a step; None: not known.
 
     Raises:
         UserError: it has too few steps.
@@ -77,11 +80,10 @@ def course(evidence: Evidence, name: str) -> Course:
     if steps is None or len(steps.step) - first < 3:
         found = f"{name} recorded too few steps: {windows.WARM_UP_STEPS} warm-up steps and two more windows are needed"
         raise mistake("--minutes", found, "allow more minutes or fewer trials, or lower hyperparameters.log_every")
-    batch = evidence.settings.get("global_batch_size")
     usual, in_first = float(evidence.step_seconds or 0.0), float(windows.counts(steps)[0])
     began = float(steps.ended[0]) - (in_first - 1) * usual - float(evidence.facts.get("seconds_to_first_step", usual))
     return Course(
-        (steps.step[first:] * (batch if isinstance(batch, int) else 1)).astype(float),
+        (steps.step[first:] * (batch or 1)).astype(float),
         steps.ended[first:] - began,
     )
 

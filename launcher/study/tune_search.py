@@ -55,6 +55,8 @@ class Trial:
     """Why it showed nothing; "" if it did."""
     began: bool = True
     """Whether its script was started."""
+    first: Trial | None = field(default=None, repr=False)
+    """The first one, of the unchanged subject; None: itself."""
 
     @functools.cached_property
     def diagnosis(self) -> Diagnosis:
@@ -62,7 +64,15 @@ class Trial:
 
     @functools.cached_property
     def course(self) -> Course:
-        return tune_course.course(self.diagnosis.evidence, self.run.name)
+        return tune_course.course(self.diagnosis.evidence, self.run.name, self.batch)
+
+    @property
+    def batch(self) -> int | None:
+        """Images of a step; None: not known. The first trial's unless a change may set another: of an observed script it is estimated, and
+        where it varies from step to step the estimates of equal runs differ."""
+        trial = self if self.first is None or not BATCHES.isdisjoint(self.changes) else self.first
+        found = trial.diagnosis.evidence.settings.get(BATCH)
+        return found if isinstance(found, int) else None
 
     @functools.cached_property
     def losses(self) -> Losses | None:
@@ -88,7 +98,7 @@ class Trial:
 
     def steps(self, changes: Changes) -> int:
         """The number of steps to train on its images once, with some changes."""
-        batch = changes.get(BATCH, self.diagnosis.evidence.settings.get(BATCH))
+        batch = changes.get(BATCH, self.batch)
         return math.ceil(self.course.last / (batch if isinstance(batch, int) else 1))
 
 
@@ -402,6 +412,9 @@ class Search:
 
 
 BATCH = "global_batch_size"
+
+BATCHES = {BATCH, "batch_size", "batch_size_per_device"}
+"""Settings that may change the images of a step."""
 
 GIVE_UP = 2
 """Consecutive neighbours without gain after which no more are tried."""

@@ -71,6 +71,8 @@ class Trials:
     log: Callable[[str], None]
     begun: list[Run] = field(default_factory=list)
     used: list[Row] = field(default_factory=list)
+    first: Trial | None = None
+    """Of the unchanged subject."""
 
     def __call__(self, changes: Changes, label: str, steps: int | None = None) -> Trial:
         text = json.dumps(changes, sort_keys=True)
@@ -83,9 +85,10 @@ class Trials:
             trial = self._run(key, changes, label, steps, left)
             row = self.known.rows[-1]
         else:
-            trial = Trial(changes, self._recorded(row["run"]), row["failure"])
+            trial = Trial(changes, self._recorded(row["run"]), row["failure"], first=self.first)
             self.begun.append(trial.run)
         self.used.append(row)
+        self.first = self.first or trial
         return trial
 
     def _runs_again(self, row: Row, changes: Changes, steps: int | None) -> bool:
@@ -179,7 +182,7 @@ class Trials:
         run = left or self.subject.run(changes, self._until(steps), self.log, started)
         if before is not None and left is None:
             paid = self._paid(before)  # this run may have ended the warm pool of the one before
-        trial = Trial(changes, run, began=_began(run))
+        trial = Trial(changes, run, began=_began(run), first=self.first)
         cost = self._cost(run)
         values: dict[str, Any] = {"label": label, "state": run.state, "allowed_seconds": allowed}
         values["cost_usd"] = cost if cost is None else paid + cost
@@ -298,11 +301,11 @@ def whole(first: Trial) -> float | None:
 def _figures(trial: Trial) -> dict[str, Any]:
     """Columns for people. Raises UserError if the run is too short."""
     course, evidence = trial.course, trial.diagnosis.evidence
-    batch = evidence.settings.get("global_batch_size")
+    batch = trial.batch
     each = course.each(course.last)
     return {
-        "step_seconds": each * batch if isinstance(batch, int) else each,
-        "images_per_second": 1 / each if isinstance(batch, int) else None,
+        "step_seconds": each * (batch or 1),
+        "images_per_second": 1 / each if batch is not None else None,
         "mfu": evidence.mfu,
         "headline": trial.diagnosis.headline,
     }

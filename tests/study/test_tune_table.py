@@ -17,6 +17,7 @@ import pytest
 
 import launcher
 from launcher.commands.main import main
+from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding, Fix
 from launcher.planner.source_package import SourceFile
@@ -26,10 +27,11 @@ from launcher.study import engine, tune_trials
 from launcher.study.conditions import CONDITIONS, Code, difference, settings_of
 from launcher.study.trial_table import TrialTable, first_code
 from launcher.study.tune_result import Tuning
-from launcher.study.tune_search import BudgetExhausted
+from launcher.study.tune_search import BudgetExhausted, Trial
 from launcher.study.tune_subject import Changes, CommandSubject, Subject, Until
 from launcher.study.tune_trials import KEYS, MEASURED, Trials
 from tests.conftest import as_in_a_terminal, wait_until
+from tests.insight.planted import plant
 from tests.study.slow_reads import rows, slow_reads
 
 
@@ -210,6 +212,28 @@ def test_a_trial_of_code_that_was_changed_meanwhile_does_not_start(store, tmp_pa
     script.write_text("depth = 12")
     trials({"num_workers": 2}, "it")
     assert len(launcher.runs()) == 2
+
+
+@pytest.mark.parametrize(("changes", "times"), [({"num_workers": 2}, 1), ({"batch_size": 8}, 8 / 7)])
+def test_an_estimated_batch_makes_no_trial_faster(store, tmp_path, changes, times):
+    """A batch of 7.5 images on average is estimated as 7 in one run and as 8 in another that is as fast."""
+    store.mkdir()
+    subject = Priced(store)
+    table = TrialTable(tmp_path / "trials.csv", KEYS, MEASURED, subject.conditions())
+
+    def pair(trials: Trials) -> list[Trial]:
+        found = [trials(one, "it") for one in ({}, changes)]
+        for trial, batch in zip(found, (7, 8)):
+            measured = plant(phases={"backward": 0.1}, noise=0.0, settings={"global_batch_size": batch})
+            trial.diagnosis = Diagnosis(measured)
+        return found
+
+    ran = Trials(subject, table, 20, 600, 15, None, None, print)
+    for first, other in (pair(ran), pair(Trials(subject, table, 20, 600, 15, None, None, print))):
+        assert first.course.each(700) / other.course.each(700) == pytest.approx(times)
+        assert tune_trials._figures(first)["step_seconds"] == pytest.approx(0.1)
+        assert tune_trials._figures(other)["step_seconds"] == pytest.approx(0.1)
+        assert first.steps({}) == 200 and other.batch == round(7 * times)
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(60, "1 minute is spent"), (90, "1.5 minutes are spent")])
