@@ -124,9 +124,11 @@ def first_code(table: Path, now: Code) -> Code:
     file = trial_tables.code_list(table)
     if all(row.get("failure") for row in read(table)[1]):
         records.write_json(file, [one.path for one in now.files])
-    if not file.exists():  # it stayed where the table was copied from
+    first = None
+    with suppress(OSError, ValueError):  # it stayed where the table was copied from, or is damaged
+        first = json.loads(file.read_bytes())
+    if not isinstance(first, list):
         return now
-    first = json.loads(file.read_text(encoding="utf-8"))
     return Code([one for one in now.files if one.path in first])
 
 

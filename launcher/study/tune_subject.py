@@ -50,8 +50,8 @@ LOGGED = 5
 
 SCRIPTS = (".py", ".sh")
 
-MAX_NAMED_BYTES = 2**20
-"""A larger file that a command names is data, unless it is a script."""
+CONFIGS = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".conf", ".gin")
+"""Suffixes of files that a script may be told to read its settings from; trials write logs and tables."""
 
 TO_END = 60.0
 """Seconds that a command may take to end after it was asked to."""
@@ -327,14 +327,10 @@ class CommandSubject(Subject):
 
 
 def _is_code(text: str) -> bool:
-    """Whether a part of a command names a script, or another file that may be a config."""
+    """Whether a part of a command names a script or a config."""
     file = Path(text)
     with contextlib.suppress(OSError, ValueError):  # such as a text that is too long for a name
-        return (
-            file.is_file()
-            and os.access(file, os.R_OK)
-            and (file.suffix in SCRIPTS or file.stat().st_size <= MAX_NAMED_BYTES)
-        )
+        return file.suffix in (*SCRIPTS, *CONFIGS) and file.is_file() and os.access(file, os.R_OK)
     return False
 
 
