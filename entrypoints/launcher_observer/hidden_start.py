@@ -13,7 +13,7 @@ OF_THE_SOURCE = "sitecustomize_of_the_source"
 """The module name under which the source folder's own travels, beside the launcher's."""
 
 _under_way: list[str] = []
-"""The files of those that are running: one that runs the next of the path, as agents' do, comes back here by way of the launcher's."""
+"""Files being executed now. An agent's sitecustomize may run the next one of the path, which is the launcher's again."""
 
 
 def run_hidden(ours: str) -> None:
@@ -30,7 +30,8 @@ def run_hidden(ours: str) -> None:
     here = os.path.dirname(os.path.abspath(ours))
     path = [os.path.abspath(place) for place in sys.path]
     after = path[path.index(here) + 1 :] if here in path else path
-    done = [os.path.dirname(os.path.abspath(file)) for file in _under_way]
+    folders = [os.path.dirname(os.path.abspath(file)) for file in _under_way]
+    done = [*folders, *map(os.path.dirname, folders)]  # a package's file is one deeper
     spec = _found(OF_THE_SOURCE, [here])
     if spec is None or spec.origin in _under_way:
         spec = _found("sitecustomize", [place for place in after if place not in (here, *done)])

@@ -220,6 +220,10 @@ def _carry_out(command: Sequence[str], folder: RunFolder, umask: int) -> tuple[i
                 heard_already = output.heard_by_group() - {signal.SIGWINCH}
                 for number in sorted(came - heard_already):
                     process.send_signal(number)
+                    if process.returncode is not None:
+                        _send(left_behind, number)
+                if process.returncode is not None and came & {*ENDING}:
+                    until = time.monotonic()
                 received += sorted(came)
             observed.poll()
         left = output.drain()
@@ -253,28 +257,49 @@ def _terminate(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     with contextlib.suppress(psutil.Error):
         below += _left_behind(psutil.Process(process.pid))
     process.terminate()
-    for one in below:
-        with contextlib.suppress(psutil.Error):
-            one.terminate()
+    _send(below, signal.SIGTERM)
     return below
 
 
+def _send(processes: Sequence[psutil.Process], number: int) -> None:
+    import psutil
+
+    for one in processes:
+        with contextlib.suppress(psutil.Error):
+            one.send_signal(number)
+
+
 def _left_behind(process: psutil.Process) -> Iterator[psutil.Process]:
-    """The processes that a program leaves behind if SIGTERM ends it: those of a shell, known by its file, since a script may have any name;
-    and those of a program that does not handle the signal, as `accelerate launch` of one process does not."""
-    if Path(process.exe()).name in SHELLS or _dies_of_sigterm(process.pid):
-        for child in process.children():
-            yield child
-            yield from _left_behind(child)
+    """Processes that survive if SIGTERM ends a program: a shell's children, and those of a program that does not handle it, such as
+    `accelerate launch` of one process. Those in a session of their own were meant to survive, and are left out."""
+    import psutil
+
+    children: list[psutil.Process] = []
+    with contextlib.suppress(psutil.Error):  # it has just ended
+        children = process.children() if _is_shell(process) or _dies_of_sigterm(process.pid) else []
+    for child in children:
+        with contextlib.suppress(OSError):
+            if os.getsid(child.pid) == os.getsid(process.pid):
+                yield child
+                yield from _left_behind(child)
+
+
+def _is_shell(process: psutil.Process) -> bool:
+    """By its executable, since a script may have any name."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):  # one that has ended has none
+        return Path(process.exe()).name in SHELLS
+    return False
 
 
 def _dies_of_sigterm(pid: int) -> bool:
-    """Whether a process neither handles nor ignores SIGTERM: proc(5), SigCgt and SigIgn."""
+    """Whether a process neither handles, ignores nor blocks SIGTERM: proc(5), SigCgt, SigIgn, SigBlk. A program in Go always handles it."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     except OSError:
         return False
-    masks = re.findall(r"^Sig(?:Cgt|Ign):\s*([0-9a-f]+)$", status, re.MULTILINE)
+    masks = re.findall(r"^Sig(?:Cgt|Ign|Blk):\s*([0-9a-f]+)$", status, re.MULTILINE)
     return not any(int(mask, 16) >> (signal.SIGTERM - 1) & 1 for mask in masks)
 
 

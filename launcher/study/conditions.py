@@ -44,7 +44,7 @@ class Code:
         if changed:
             fix = (
                 f"put it back, and the same command continues; or start anew: rm {table}, or name another file with --table; "
-                "if a trial writes it, remove it first"
+                "if trials write it, remove it and the table first"
             )
             raise mistake("source", f"was changed while trials run: {', '.join(changed[:5])}", fix)
 

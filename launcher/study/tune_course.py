@@ -33,8 +33,8 @@ FLOAT32 = 1.3e-6
 https://docs.pytorch.org/docs/stable/testing.html"""
 
 UNSEEDED = 1e-3
-"""Relative difference between losses of repeats above which they are not of the same weights and images: rounding makes about FLOAT32,
-other random numbers make per cents."""
+"""Relative difference between the first losses of repeats above which they are not of the same weights and images: rounding makes about
+FLOAT32, other random numbers make per cents."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def compare(
 
     Args:
         in_any_order: whether several processes may have printed them. Then they are compared only if repeats on both sides show the same
-            order, as they do if one process alone prints.
+            order, as they do if one process alone prints, and up to the step where they no longer do.
     """
     found = [one for one in (*before, *after) if one is not None]
     if len(found) < len(before) + len(after):
@@ -163,12 +163,19 @@ def compare(
     every = np.array([[one[step] for step in steps] for one in found])
     every[:, _alike(every)] = 0.0  # a loss that is nan or inf in all of them has no difference that could be computed
     table = every[: len(before)]
-    if in_any_order and (_unlike(table).any() or _unlike(every[len(before) :]).any()):
-        why = "two runs of the same settings differ; set a seed, and print them in one process only"
-        return LossesCompared(True, f"losses not compared: {why}")
-    if _unlike(table)[0]:
-        text = "losses not compared: two runs of the same settings differ from the first loss on; set a seed"
+    unlike = _unlike(table)
+    first = (
+        1 if len(steps) > 1 and not _spread(table)[0] and not unlike[0] else 0
+    )  # of a last layer of zeros, all first losses are equal
+    if unlike[first]:
+        text = "losses not compared: two runs of the same settings differ from the first loss on; set a seed if it has none"
         return LossesCompared(True, text)
+    if in_any_order and (unlike := unlike | _unlike(every[len(before) :])).any():
+        until = int(np.argmax(unlike))
+        if not until:
+            why = "two runs of the same settings differ; set a seed if it has none, and print them in one process only"
+            return LossesCompared(True, f"losses not compared: {why}")
+        steps, every, table = steps[:until], every[:, :until], table[:, :until]
     noise = np.maximum.accumulate(_spread(table))  # what differs once, differs from then on
     if noise.any():
         noise = np.maximum(noise, FLOAT32 * np.abs(np.where(np.isfinite(table), table, 0.0)).max(axis=0))
@@ -198,6 +205,7 @@ def _spread(repeats: np.ndarray) -> np.ndarray:
 
 
 def _unlike(repeats: np.ndarray) -> np.ndarray:
-    """(steps,) whether repeats differ by more than rounding; NaN against a number does."""
-    found: np.ndarray = ~(_spread(repeats) <= UNSEEDED * np.abs(repeats).max(axis=0)) & ~_alike(repeats)
+    """(steps,) whether repeats differ by more than UNSEEDED; NaN or an infinity against a number does."""
+    spread = _spread(repeats)
+    found: np.ndarray = (~np.isfinite(spread) | ~(spread <= UNSEEDED * np.abs(repeats).max(axis=0))) & ~_alike(repeats)
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -28,6 +29,7 @@ from launcher.config.redaction import REDACTED, mentions_a_secret, redact_comman
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding, Fix
 from launcher.planner.own_checkpoints import with_own_checkpoints
+from launcher.planner.python_start import OFF, SWITCH
 from launcher.planner.source_package import SourceFile, source_files
 from launcher.record import records
 from launcher.runner.run import Run, start
@@ -52,6 +54,9 @@ SCRIPTS = (".py", ".sh")
 
 CONFIGS = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".conf", ".gin")
 """Suffixes of files that a script may be told to read its settings from; trials write logs and tables."""
+
+MAX_CONFIG_BYTES = 2**20
+"""A larger file of such a name is data."""
 
 TO_END = 60.0
 """Seconds that a command may take to end after it was asked to."""
@@ -224,6 +229,8 @@ class CommandSubject(Subject):
     on: str = backends.DEFAULT
 
     def __post_init__(self) -> None:
+        if (value := os.environ.get(SWITCH, "")).lower() in OFF:
+            raise mistake(SWITCH, f"{value}: nothing of this command is measured", "unset it in the environment")
         self.outside = _given_settings(os.environ.get(SETTINGS, ""), SETTINGS)
         self.code = Code(self._code())
         self.commit = commit_of(Path.cwd())
@@ -249,7 +256,7 @@ class CommandSubject(Subject):
         the current one for `-m`: modules they may import. For a folder with too many files, only those that are named."""
         named = [Path(text) for word in self.command for text in (word, word.partition("=")[2]) if _is_code(text)]
         folders = [file.parent for file in named if file.suffix in SCRIPTS]
-        folders += [Path()] if {"-m", "--module"} & {*self.command} else []
+        folders += [Path()] if {"-m", "--module"} & {*self._before_the_script} else []
         found = {file.resolve(): file for file in named}
         for folder in dict.fromkeys(folders):
             for file in source_files(folder)[0]:
@@ -261,6 +268,11 @@ class CommandSubject(Subject):
             for path, file in found.items()
             if store not in path.parents
         ]
+
+    @property
+    def _before_the_script(self) -> list[str]:
+        """The words before the first script that the command names; the others are the script's own."""
+        return [*itertools.takewhile(lambda word: Path(word).suffix not in SCRIPTS, self.command)]
 
     def variables(self, changes: Changes) -> dict[str, str]:
         """The environment variables that apply the changes; the user's own settings stay."""
@@ -330,7 +342,10 @@ def _is_code(text: str) -> bool:
     """Whether a part of a command names a script or a config."""
     file = Path(text)
     with contextlib.suppress(OSError, ValueError):  # such as a text that is too long for a name
-        return file.suffix in (*SCRIPTS, *CONFIGS) and file.is_file() and os.access(file, os.R_OK)
+        if file.suffix in SCRIPTS:
+            return file.is_file() and os.access(file, os.R_OK)
+        small = file.suffix in CONFIGS and file.is_file() and file.stat().st_size <= MAX_CONFIG_BYTES
+        return small and os.access(file, os.R_OK)
     return False
 
 

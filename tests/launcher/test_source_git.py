@@ -201,7 +201,8 @@ def test_a_file_with_a_conflict_is_listed_once(source):
     subprocess.run(["git", "-C", source, "checkout", "--quiet", "other"], check=True)
     (source / "train.py").write_text("x = 3\n")
     subprocess.run(["git", "-C", source, *commit], check=True)
-    assert subprocess.run(["git", "-C", source, "merge", "--quiet", "-"], capture_output=True).returncode
+    merge = ["git", "-C", source, *commit[:4], "merge", "--quiet", "-"]
+    assert subprocess.run(merge, capture_output=True).returncode == 1, "a conflict"
     assert git.tracked_or_new(source).count("train.py") == 1
 
 

@@ -53,12 +53,17 @@ def test_losses_are_the_same_bit_for_bit_or_within_what_repeats_differ_by():
 def test_losses_of_a_script_without_a_seed_are_not_compared():
     first, again, after = ({1: start, 2: start - 0.1} for start in (2.31, 2.35, 2.52))
     found = tune_course.compare([first, again], [after])
-    text = "losses not compared: two runs of the same settings differ from the first loss on; set a seed"
+    text = "losses not compared: two runs of the same settings differ from the first loss on; set a seed if it has none"
     assert found == LossesCompared(True, text)
     assert "differ from the first loss on" in tune_course.compare([first, {**first, 1: math.nan}], [after]).text
-    assert not tune_course.compare([first, {**first, 2: 2.25}], [after]).same, (
-        "a GPU's noise grows from the first loss on"
+    of_zeros = [{1: 2.3, 2: loss, 3: loss} for loss in (2.2, 2.25, 2.31)]
+    assert tune_course.compare(of_zeros[:2], of_zeros[2:]) == LossesCompared(True, text), (
+        "a last layer of zeros: ln(classes) first"
     )
+    grown = [{1: 2.3, 2: loss, 3: loss} for loss in (2.2, 2.2 + 1e-6, 2.31)]
+    assert not tune_course.compare([grown[0], {**grown[1], 3: 2.25}], grown[2:]).same, "a GPU's noise grows"
+    infinite = tune_course.compare([first, {**first, 1: math.inf}], [after])
+    assert infinite == LossesCompared(True, text), "an infinity is no noise within which all is the same"
     assert not tune_course.compare([first], [after]).same
 
 

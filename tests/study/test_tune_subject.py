@@ -103,7 +103,7 @@ def test_a_config_that_a_command_names_is_code(store, tmp_path, monkeypatch, wor
         config.write_text("depth: 36")
     with pytest.raises(launcher.UserError, match="was changed while trials run: .*conf.yaml") as refused:
         subject.code.refuse_changes(tmp_path / "trials.csv")
-    assert "if a trial writes it, remove it first" in refused.value.issues[0].fix
+    assert "if trials write it, remove it and the table first" in refused.value.issues[0].fix
 
 
 def test_data_that_a_command_names_is_no_code(store, tmp_path, monkeypatch):
@@ -112,7 +112,26 @@ def test_data_that_a_command_names_is_no_code(store, tmp_path, monkeypatch):
     before = code_of(*command)
     for name in ("images.bin", "train.log"):
         (tmp_path / name).write_bytes(b"more")
+    assert code_of(*command, "labels.json") == before, "a file that is not there"
+    (tmp_path / "labels.json").write_bytes(bytes(2**20 + 1))
+    assert code_of(*command, "labels.json") == before, "too large for a config"
     assert code_of(*command) == before
+
+
+def test_an_option_behind_a_script_is_the_scripts_own(store, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/train.py").touch()
+    command = ("python", "elsewhere/train.py", "-m", "resnet50")
+    before = code_of(*command)
+    (tmp_path / "unrelated.py").write_text("x = 1")
+    assert code_of(*command) == before
+
+
+def test_a_command_whose_observer_is_switched_off_is_refused(store, monkeypatch):
+    monkeypatch.setenv("LAUNCHER_OBSERVE", "off")
+    with pytest.raises(launcher.UserError, match="LAUNCHER_OBSERVE: off: nothing of this command is measured"):
+        CommandSubject(["python", "train.py"], "it")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import termios
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -293,9 +294,14 @@ def test_launcher_stop_reaches_what_a_shell_runs(tmp_path):
 def test_launcher_stop_reaches_what_any_program_runs_that_dies_of_it(tmp_path, kind):
     """As `accelerate launch` of one process. Linux names a shell's process after its script. What is left behind may take its time."""
     slow = (
-        TRAINS[1]
-        .replace("sys.exit(print('saved'))", "(time.sleep(1), sys.exit(print('saved')))")
-        .replace("sys\n", "sys, time\n", 1)
+        "import os, pathlib, signal, sys, time\n"
+        "def end(*_):\n"
+        "    time.sleep(4)\n"
+        f"    pathlib.Path({str(tmp_path / 'saved')!r}).write_text(str(time.time()))\n"
+        "    sys.exit(print('saved'))\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        "print(os.getpid(), flush=True)\n"
+        "signal.pause()"
     )
     command = [sys.executable, "-c", slow]
     if kind == "a program that waits":
@@ -311,33 +317,57 @@ def test_launcher_stop_reaches_what_any_program_runs_that_dies_of_it(tmp_path, k
     run = the_run()
     run.stop("tested")
     assert process.stdout.read() == b"saved\n" and process.wait(60)
-    assert has_ended(training) and run.state == "Stopped", "the record is closed after it"
+    assert has_ended(training) and run.state == "Stopped"
+    saved = float((tmp_path / "saved").read_text())
+    assert datetime.fromisoformat(run.outcome()["ended"]).timestamp() >= saved - 1, "the record is closed after it"
 
 
-def test_a_program_that_handles_sigterm_ends_what_it_runs_by_itself(tmp_path):
-    """As torchrun does."""
-    inner = [sys.executable, "-c", "import os, signal; print(os.getpid(), flush=True); signal.pause()"]
+WAITS = [sys.executable, "-c", "import signal; signal.pause()"]
+
+
+@pytest.mark.parametrize(
+    ("prepare", "session", "left"),
+    [
+        ("", False, True),
+        ("subprocess.Popen(['true']); time.sleep(0.5)", False, True),
+        ("signal.signal(signal.SIGTERM, lambda *_: None)", False, False),
+        ("signal.signal(signal.SIGTERM, signal.SIG_IGN)", False, False),
+        ("signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])", False, False),
+        ("", True, False),
+    ],
+    ids=[
+        "dies of it",
+        "with a zombie beside it",
+        "handles it",
+        "ignores it",
+        "waits for it",
+        "in a session of its own",
+    ],
+)
+def test_what_a_program_leaves_behind_at_a_stop(prepare, session, left):
+    """torchrun handles SIGTERM and ends its ranks; tini waits for it; a server in a session of its own is to go on."""
     text = (
-        "import signal, subprocess, sys\n"
-        f"child = subprocess.Popen({inner!r})\n"
-        "def end(*_):\n"
-        "    print('its child', 'runs' if child.poll() is None else 'was ended', flush=True)\n"
-        "    child.kill()\n"
-        "    sys.exit(3)\n"
-        "signal.signal(signal.SIGTERM, end)\n"
-        "child.wait()\n"
+        "import signal, subprocess, sys, time\n"
+        f"{prepare}\n"
+        f"child = subprocess.Popen({WAITS!r}, start_new_session={session})\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(600)\n"
     )
-    watched = [*LAUNCHER, "watch", "--name", "stopped", "--", sys.executable, "-c", text]
-    process = subprocess.Popen(watched, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
-    process.stdout.readline()
-    the_run().stop("tested")
-    assert process.stdout.read() == b"its child runs\n" and process.wait(60) == 3
+    process = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE)
+    child = psutil.Process(int(process.stdout.readline()))
+    try:
+        found = [one.pid for one in runner._left_behind(psutil.Process(process.pid))]
+        assert (child.pid in found) == left
+    finally:
+        child.kill()
+        process.kill()
+        process.communicate()
 
 
 def test_a_shell_is_asked_to_end_before_what_it_runs(monkeypatch):
     """Else it begins its next line."""
     asked: list[str] = []
-    below = SimpleNamespace(terminate=lambda: asked.append("training"))
+    below = SimpleNamespace(send_signal=lambda number: asked.append("training"))
     monkeypatch.setattr(runner, "_left_behind", lambda shell: [below])
     runner._terminate(SimpleNamespace(pid=os.getpid(), terminate=lambda: asked.append("shell")))
     assert asked == ["shell", "training"]
