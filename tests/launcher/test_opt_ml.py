@@ -126,7 +126,9 @@ def test_where_the_kernel_forbids_it_the_plan_says_so_and_names_docker(config, a
     done = typed(config, "run", before=forbidden)
     assert done.returncode == 1 and "'/opt/ml/input/config/hyperparameters.json'" in done.stdout
     [log] = config.glob("runs/*/logs/algo-1.log")
-    assert log.read_text().startswith("launcher: a script that names /opt/ml does not find this host's folder: the limit of namespaces")
+    assert log.read_text().startswith(
+        "launcher: a script that names /opt/ml does not find this host's folder: the limit of namespaces"
+    )
 
 
 def test_a_plan_of_a_machine_that_allows_it_says_nothing(script_job, tmp_path, allowed):
