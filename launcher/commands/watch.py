@@ -12,7 +12,7 @@ from pathlib import Path
 
 from launcher.commands import options as arguments
 from launcher.config.issues import UserError, mistake
-from launcher.planner.python_start import OFF, SWITCH
+from launcher.planner.python_start import SWITCH, switched_off
 from launcher.record import records
 from launcher.record.log_lines import last_lines
 from launcher.runner.watch import HOST, Ended, watch
@@ -102,7 +102,7 @@ def _report(ended: Ended, page: Path | None) -> None:
 
 
 def _why_no_steps(ended: Ended) -> str:
-    if (value := os.environ.get(SWITCH, "")).lower() in OFF:
+    if value := switched_off(os.environ):
         return f"{SWITCH}={value} in the environment switches the observer off: unset it"
     said = [line for line in last_lines(ended.run.folder.log(HOST)) if line.startswith(ERROR)]
     return said[-1].removeprefix(ERROR) if said else NOTHING_STEPPED

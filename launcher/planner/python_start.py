@@ -59,6 +59,12 @@ def text(*, observe: bool, secrets: Mapping[str, Mapping[str, str]]) -> bytes:
     return ("\n".join([*lines, "run_hidden(__file__)"]) + "\n").encode()
 
 
+def switched_off(environment: Mapping[str, str]) -> str:
+    """The value of SWITCH by which an environment switches the observer off; "" if it does not."""
+    value = environment.get(SWITCH, "")
+    return value if value.lower() in OFF else ""
+
+
 def why_not_observed(job: Job, files: list[SourceFile]) -> str:
     """Why the observer does not start in a job's processes; "" if it does.
 
@@ -69,6 +75,6 @@ def why_not_observed(job: Job, files: list[SourceFile]) -> str:
         return f"{job.script} opens its run with training.engine.run, which measures it"
     if not job.observe:
         return "observe: false"
-    if (value := job.environment.get(SWITCH, "")).lower() in OFF:
+    if value := switched_off(job.environment):
         return f"environment.{SWITCH} is {value}"
     return ""

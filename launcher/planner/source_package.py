@@ -371,8 +371,8 @@ def _listed(folder: Path, data: Collection[str] = ()) -> tuple[list[str], set[st
         # without git's list, the package would hold what .gitignore excludes
         dubious = re.search(r"dubious ownership in repository at '(.*)'", str(error))
         top = shlex.quote(dubious[1]) if dubious else ""
-        fix = f"git config --global --add safe.directory {top}" if dubious else "repair the repository"
-        fix = "update git" if isinstance(error, git.OldGitError) else fix
+        otherwise = "update git" if isinstance(error, git.OldGitError) else "repair the repository"
+        fix = f"git config --global --add safe.directory {top}" if dubious else otherwise
         raise CannotListError(f"git cannot list {folder}: {error}", fix) from None
     runs = not_code.runs_among(folder, paths)
     every = (path for path in paths if not not_code.below(path, runs)) if paths else _walked(folder, data, runs)

@@ -19,7 +19,7 @@ from launcher.prepare.image_folders import by_suffix
 from launcher.prepare.processes import available_cores
 from launcher.prepare.samples import Encoding, Sample, as_utf8
 from launcher.prepare.sources import find_samples, is_folder
-from launcher.prepare.state import ARGUMENTS, BROKEN, MASKS, read_state, removal, splits_of
+from launcher.prepare.state import ARGUMENTS, BROKEN, MASKS, holds_any, read_state, removal, splits_of
 from launcher.prepare.verification import verify
 from launcher.record import folder_lock
 from launcher.record.records import write_atomically, write_json
@@ -213,15 +213,10 @@ def _remember(target: Path, how: Recorded) -> None:
 
 def _refuse_other_files(target: Path, how: Recorded) -> None:
     """Raise a UserError if files are where nothing was prepared before: they would be mixed with a source's images, or taken for them."""
-    taken = [target / split for split in splits_of(how) if _holds_any(target / split)]
+    taken = [target / split for split in splits_of(how) if holds_any(target / split)]
     if taken:
         found = f"there are files in {' and '.join(map(str, taken))}, and no {target / RECORD}: launcher prepare may not have made them"
         raise mistake("TARGET", found, "name another folder, or move them elsewhere")
-
-
-def _holds_any(folder: Path) -> bool:
-    """Whether a folder holds anything visible."""
-    return folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir())
 
 
 def _refuse_unlearned(source: str, samples: list[Sample]) -> None:

@@ -19,6 +19,7 @@ from launcher.planner.made_folders import recorded
 from launcher.prepare import cutouts, folders, photos, shapes
 from launcher.prepare.image_folders import held_out, image_folder, tree
 from launcher.prepare.samples import Sample
+from launcher.prepare.state import holds_any
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -63,7 +64,7 @@ def is_folder(source: str, target: str | Path) -> bool:
     folder = Path(source)
     if not folder.is_dir() or source not in DRAWN or folder.resolve() != Path(target).resolve():
         return folder.is_dir()
-    return recorded(folder).get("source") != source and any(not path.name.startswith(".") for path in folder.iterdir())
+    return recorded(folder).get("source") != source and holds_any(folder)
 
 
 def find_samples(
@@ -80,7 +81,7 @@ def find_samples(
     """
     others: Counter[str] = Counter()
     try:
-        if unlabelled and in_folder and not has_idx(Path(source)):
+        if unlabelled and in_folder and not _has_idx(Path(source)):
             samples = [*tree(Path(source), others)]
         else:
             folder = Path(source) if in_folder else None
@@ -129,7 +130,7 @@ def _samples(
         if source != "fashion-mnist":
             raise _no_source(source)
         folder = next((place for place in FASHION_FOLDERS if place.is_dir()), None) or _no_fashion()
-    if has_idx(folder):
+    if _has_idx(folder):
         return (sample for split, names in IDX_FILES.items() for sample in _idx(folder, split, *names))
     return image_folder(folder, validation_fraction, others)
 
@@ -143,8 +144,7 @@ def _no_source(source: str) -> UserError:
     return mistake("SOURCE", f"{source}: {found}", fix, valid=f"{', '.join(DRAWN)}, or a folder")
 
 
-def has_idx(folder: Path) -> bool:
-    """Whether a folder holds images in MNIST's idx format."""
+def _has_idx(folder: Path) -> bool:
     return _idx_file(folder, IDX_FILES["train"][0]) is not None
 
 

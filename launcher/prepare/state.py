@@ -1,4 +1,4 @@
-"""A target's records of its preparation, in JSON files that anything may have damaged since."""
+"""What prepare keeps in a target, and how that is removed. Its JSON files may have been damaged by anything since."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ BROKEN = "broken.txt"
 SHARDS = ".shards"
 """The target's folder with one record per shard. Records are kept, so that a lost shard can be written again."""
 
-
 MASKS = "masks"
 """The folder of masks in a split, and the end of the name of their count."""
 
@@ -31,6 +30,11 @@ MASKS = "masks"
 def splits_of(how: Recorded) -> tuple[str, ...]:
     """The folders that these arguments make."""
     return SPLITS[2:] if how.get("unlabelled") else SPLITS[:2]
+
+
+def holds_any(folder: Path) -> bool:
+    """Whether a folder is there and holds anything visible."""
+    return folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir())
 
 
 def removal(target: Path) -> str:

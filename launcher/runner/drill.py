@@ -260,6 +260,7 @@ class _Series:
 
     @functools.cached_property
     def prints_each_step(self) -> bool:
+        """Whether the script prints a metric line for each step, counted from 0 or 1."""
         printed = {metric.step for metric in self.result.undisturbed.progress()}
         return printed in ({*range(self.result.steps + 1)}, {*range(1, self.result.steps + 1)})
 

@@ -116,7 +116,7 @@ def losses(run: Run) -> Losses | None:
     return dict(enumerate(whole[:-1] if run.state == records.STOPPED else whole, 1))
 
 
-def in_any_order(run: Run, world_size: int | None) -> bool:
+def printed_by_several(run: Run, world_size: int | None) -> bool:
     """Whether several processes may have printed a run's losses: nothing in a log says which did, and each run mixes their lines anew."""
     return (world_size or 1) > 1 and run.folder.plan.exists() and not _logged(run)
 
@@ -164,10 +164,8 @@ def compare(
     every[:, _alike(every)] = 0.0  # a loss that is nan or inf in all of them has no difference that could be computed
     table = every[: len(before)]
     unlike = _unlike(table)
-    first = (
-        1 if len(steps) > 1 and not _spread(table)[0] and not unlike[0] else 0
-    )  # of a last layer of zeros, all first losses are equal
-    if unlike[first]:
+    # a last layer of zeros gives all of them the same first loss
+    if unlike[0] or (_alike(table)[0] and unlike[1:2].any()):
         text = "losses not compared: two runs of the same settings differ from the first loss on; set a seed if it has none"
         return LossesCompared(True, text)
     if in_any_order and (unlike := unlike | _unlike(every[len(before) :])).any():

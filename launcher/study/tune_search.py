@@ -80,9 +80,9 @@ class Trial:
         return tune_course.losses(self.run)
 
     @property
-    def in_any_order(self) -> bool:
+    def printed_by_several(self) -> bool:
         """Whether several processes may have printed its losses."""
-        return tune_course.in_any_order(self.run, self.diagnosis.evidence.world_size)
+        return tune_course.printed_by_several(self.run, self.diagnosis.evidence.world_size)
 
     def not_set(self, changes: Changes) -> str:
         """The changes that its training did not actually run with; "" if no other value was seen."""
@@ -385,7 +385,7 @@ class Search:
                 step.why = _times(step)
                 return
             sides = ([trial.losses for trial in side] for side in (step.before, step.after))
-            losses = tune_course.compare(*sides, in_any_order=any(trial.in_any_order for trial in step.after))
+            losses = tune_course.compare(*sides, in_any_order=any(trial.printed_by_several for trial in step.after))
             step.losses, step.same_losses = losses.text, losses.same
             if rule.same_numbers and not losses.same and step.proposal.setting not in self.allowed:
                 if losses.removed:

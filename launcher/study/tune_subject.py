@@ -29,7 +29,7 @@ from launcher.config.redaction import REDACTED, mentions_a_secret, redact_comman
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding, Fix
 from launcher.planner.own_checkpoints import with_own_checkpoints
-from launcher.planner.python_start import OFF, SWITCH
+from launcher.planner.python_start import SWITCH, switched_off
 from launcher.planner.source_package import SourceFile, source_files
 from launcher.record import records
 from launcher.runner.run import Run, start
@@ -229,7 +229,7 @@ class CommandSubject(Subject):
     on: str = backends.DEFAULT
 
     def __post_init__(self) -> None:
-        if (value := os.environ.get(SWITCH, "")).lower() in OFF:
+        if value := switched_off(os.environ):
             raise mistake(SWITCH, f"{value}: nothing of this command is measured", "unset it in the environment")
         self.outside = _given_settings(os.environ.get(SETTINGS, ""), SETTINGS)
         self.code = Code(self._code())

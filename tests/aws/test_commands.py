@@ -76,6 +76,7 @@ def test_a_story_is_planned_priced_submitted_and_followed(story):
     shown = typed("show", story.replace("_", "-"))
     for piece in ("price       at most $", "billed      ", "cost        $", "runs on     aws"):
         assert piece in shown.stdout, shown.stdout
+    assert " an epoch" not in shown.stdout, "two steps are none"
 
 
 BROKEN = [

@@ -179,8 +179,8 @@ def test_a_job_goes_through_sagemakers_states_and_leaves_model_and_output_in_s3(
     ]
     assert all(entry["StartTime"] <= entry["EndTime"] and entry["StatusMessage"] for entry in transitions)
     assert job["CreationTime"] <= job["TrainingStartTime"] < job["TrainingEndTime"] == job["LastModifiedTime"]
-    limit = job["StoppingCondition"]["MaxRuntimeInSeconds"]
-    assert 1 <= job["BillableTimeInSeconds"] == job["TrainingTimeInSeconds"] < limit
+    trained = (job["TrainingEndTime"] - job["TrainingStartTime"]).total_seconds()
+    assert 1 <= job["BillableTimeInSeconds"] == job["TrainingTimeInSeconds"] <= trained + 1
     assert job["ModelArtifacts"]["S3ModelArtifacts"] == f"s3://{BUCKET}/output/completes/output/model.tar.gz"
     archives = aws.objects("output/completes/output/")
     assert unpack(archives["model.tar.gz"]) == {"model.txt": "a model"}
@@ -246,10 +246,12 @@ def test_two_hosts_know_each_other_and_torchrun_stands_in_for_smddp(aws):
 
 
 def test_a_script_that_names_opt_ml_gets_its_hosts_own(aws, tmp_path):
-    why = opt_ml.why_not(tmp_path)
-    if why:
-        pytest.skip(why)
     job = aws.ended("names-opt-ml")
+    if why := opt_ml.why_not(tmp_path):  # a kernel without private mounts: the host's log says so
+        assert f"launcher: a script that names /opt/ml does not find this host's folder: {why}" in aws.log(
+            "names-opt-ml"
+        )
+        return
     assert job["TrainingJobStatus"] == "Completed", job.get("FailureReason")
     archive = aws.objects("output/names-opt-ml/output/")["model.tar.gz"]
     assert unpack(archive) == {"of-127.0.0.1.txt": "train/a.txt", "of-127.0.0.2.txt": "train/a.txt"}
