@@ -78,3 +78,16 @@ def test_traceml_is_told_each_step_and_its_model(tmp_path, monkeypatch):
     exec(TRACEML_STEPS, {})
     trained = test_loop.run(tmp_path, batch_size_per_device=4)
     assert trained.outcome.steps == len(traced) == 15 and set(traced) == {trained.model}
+
+
+def test_a_neighbour_that_was_not_planted_is_counted_apart_and_never_hidden():
+    code = """
+from planted_gains import Row, summary
+rows = [Row("data_bound", "", "data_bound"), Row("data_bound", "", "data_bound", neighbour_first=True),
+        Row(None, "", None), Row(None, "", None, neighbour_first=True, neighbour_alone=True)]
+text = summary(rows)
+assert "right: 4 of 4, of 1 kinds; healthy runs accused: 0 of 2" in text, text
+assert "counts as a mistake, first in 2: 2 of 4, healthy runs accused 1" in text, text
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=FOLDER, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -262,11 +262,9 @@ def _apart(evidence: Evidence) -> bool:
         return evidence.facts.get("one_machine") is False
     if evidence.workers == 0:
         return True
-    kind = evidence.settings.get("worker_type")
-    threads = kind == "threads" or (kind == "auto" and not evidence.on_gpu)
     by_device = evidence.settings.get("preprocessing") == "dali"
     full = evidence.full is None or evidence.full >= NOTICEABLE
-    return not (threads or by_device or full or _takes_a_core(evidence))
+    return not (evidence.worker_threads or by_device or full or _takes_a_core(evidence))
 
 
 def _takes_a_core(evidence: Evidence) -> bool:

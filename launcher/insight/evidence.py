@@ -93,6 +93,12 @@ class Evidence(HostEvidence):
         # if the device is not known, watched GPUs count
         return self.facts.get("device") == "cuda" or bool(self.gpu_means)
 
+    @property
+    def worker_threads(self) -> bool:
+        """Whether data workers are threads of the training process."""
+        kind = self.settings.get("worker_type")
+        return kind == "threads" or (kind == "auto" and not self.on_gpu)
+
     @functools.cached_property
     def loop_share(self) -> float | None:
         """Share of a step in the loop's own Python: in no phase, or, if that is more, sampled there in an observed script, whose phase

@@ -24,6 +24,7 @@ from typing import Any
 import other_diagnosers
 from planted_cases import photographs
 from planted_foreign_cases import FRAMEWORKS, LINES, SIMULATED, Case, cases
+from planted_gains import NEIGHBOUR
 
 from launcher.show.table import Table
 
@@ -124,9 +125,10 @@ def code_at(framework: str, file: str, line: int) -> str:
 
 def row(framework: str, case: Case, data: Path, name: str, tell: bool) -> list[str]:
     """What was planted, what was found, and the line it names."""
-    found = findings(framework, case, data, name)
-    if case.kind != "noisy_neighbour":  # what else runs on this machine was not planted
-        found = [one for one in found if one["kind"] != "noisy_neighbour"]
+    every = findings(framework, case, data, name)
+    planted = case.kind == NEIGHBOUR  # else it is what else runs on this machine
+    found = [one for one in every if planted or one["kind"] != NEIGHBOUR]
+    beside = "yes" if every[:1] != found[:1] else "no"
     if tell:
         print(json.dumps(found, indent=1), flush=True)
     kind = found[0]["kind"] if found else None
@@ -136,7 +138,7 @@ def row(framework: str, case: Case, data: Path, name: str, tell: bool) -> list[s
         right_line = "yes" if any(code.startswith(LINES[case.kind][framework]) for *_, code in named) else "NO"
     shown = f"{named[0][0]}:{named[0][1]}" if named else "none"
     right = "yes" if kind == case.kind else "NO"
-    return [framework, case.kind or "healthy", case.form, kind or "none", right, shown, right_line]
+    return [framework, case.kind or "healthy", case.form, kind or "none", right, shown, right_line, beside]
 
 
 def main() -> None:
@@ -159,13 +161,14 @@ def main() -> None:
                 except RuntimeError as error:  # what the others show is not lost
                     print(error, file=sys.stderr)
                     failed = [framework, case.kind or "healthy", case.form, "failed", "NO", "none"]
-                    rows.append([*failed, "NO" if case.kind in LINES else "-"])
+                    rows.append([*failed, "NO" if case.kind in LINES else "-", "-"])
                 print("  ".join(rows[-1]), flush=True)
     print()
-    print(Table(["framework", "planted", "form", "finding", "right", "line", "right"], rows))
+    print(Table(["framework", "planted", "form", "finding", "right", "line", "right", "after a neighbour"], rows))
     for column, what in ((4, "finding"), (6, "line")):
         judged = [cells[column] for cells in rows if cells[column] != "-"]
         print(f"{what} right in {judged.count('yes')} of {len(judged)}")
+    print(f"first of all a neighbour that was not planted: {sum(cells[-1] == 'yes' for cells in rows)} of {len(rows)}")
 
 
 if __name__ == "__main__":

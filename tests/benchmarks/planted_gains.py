@@ -47,6 +47,7 @@ class Row:
     @property
     def cells(self) -> list[str]:
         found = self.found or ("none but the neighbour" if self.neighbour_alone else "none")
+        found += " after the neighbour" if self.neighbour_first and not self.neighbour_alone else ""
         cells = [self.planted or "healthy", self.form, found, "yes" if self.right else "NO"]
         if self.gain is None or self.obtained is None:
             return [*cells, "-", "-", "-"]
@@ -87,6 +88,13 @@ def summary(rows: Sequence[Row], *, busy: bool = False) -> str:
         f"{sum(not row.right for row in healthy)} of {len(healthy)}"
     ]
     hidden = [row for row in rows if row.neighbour_alone and not row.right]
+    if not busy:
+        set_aside = [row for row in rows if row.neighbour_first]
+        strictly = sum(row.right and not row.neighbour_first for row in rows)
+        lines.append(
+            f"if a neighbour that was not planted counts as a mistake, first in {len(set_aside)}: {strictly} of {len(rows)}, healthy runs "
+            f"accused {sum(row.neighbour_first or not row.right for row in healthy)}"
+        )
     if busy:
         either = sum(row.right or row.neighbour_first for row in rows)
         lines.append(f"the first finding of all is the fault or the program beside it: {either} of {len(rows)}")

@@ -158,7 +158,8 @@ def test_steps_are_small_by_the_time_in_which_the_process_has_its_core():
         ({"phases": step(0.11), "gpu_memory": 57, "settings": {"batch_size_per_device": 128}}, "small_batch"),
         ({"phases": None, "gpu_memory": 57}, "small_batch"),
         ({"phases": None, "gpu_memory": 64}, "gpu_starved"),
-        ({"phases": None, "gpu_memory": 57, "saturated": 1}, "main_thread_bound"),
+        ({"phases": None, "gpu_memory": 57, "saturated": 1, "settings": {"num_workers": 4}}, "main_thread_bound"),
+        ({"phases": None, "gpu_memory": 57, "saturated": 1}, "gpu_starved"),
         ({"cpu_seconds": 0.9, "worker_cpu_seconds": 0.01}, "main_thread_bound"),
         ({"cpu_seconds": 0.8, "worker_cpu_seconds": 0.01}, "gpu_starved"),
         ({"cpu_seconds": 0.8, "worker_cpu_seconds": 0.01, "saturated": 1}, "gpu_starved"),
@@ -228,17 +229,19 @@ def test_what_is_starved_without_a_reason_is_told_what_would_show_it():
 
 
 @pytest.mark.parametrize(
-    ("planted", "advised"),
+    ("planted", "suspects"),
     [
         ({"phases": None, "saturated": 1}, True),
+        ({"phases": None, "saturated": 1, "busy": 5.8}, True),
         ({"phases": None, "saturated": 0}, False),
         ({"phases": None, "saturated": 1, "settings": {"num_workers": 4}}, False),
         ({"saturated": 1}, False),
     ],
     ids=str,
 )
-def test_fewer_workers_are_tried_where_a_core_is_full_and_their_number_is_not_known(planted, advised):
-    assert ("num_workers=1" in str(asked(**planted).fixes)) == advised
+def test_workers_are_suspects_where_a_core_is_full_and_their_number_is_not_known(planted, suspects):
+    found = asked(**planted)
+    assert (found.kind == "gpu_starved" and bool(found.experiment)) == suspects == ("num_workers=1" in str(found.fixes))
 
 
 def test_a_batch_in_parts_gets_fewer_of_them_before_it_gets_larger():

@@ -348,3 +348,32 @@ def test_an_allocator_that_does_not_know_a_setting_is_not_given_it():
     for version, known in (("2.0.1", False), ("1.13.1", False), ("2.1.0", True), ("2.10.0", True)):
         fixes = Diagnosis(plant(**growing, facts={"torch": version})).findings[0].fixes
         assert any(fix.setting == "environment.PYTORCH_CUDA_ALLOC_CONF" for fix in fixes) == known, version
+
+
+def test_the_allocators_other_settings_stay_and_one_that_is_set_is_not_advised():
+    growing = PLANTED["gpu_memory_growth", "harsh"]
+    for now, advised in (
+        (None, "expandable_segments:True"),
+        ("max_split_size_mb:128", "max_split_size_mb:128,expandable_segments:True"),
+        ("expandable_segments:False", None),
+    ):
+        fixes = (
+            Diagnosis(plant(**growing, facts={"environment": {"PYTORCH_CUDA_ALLOC_CONF": now} if now else {}}))
+            .findings[0]
+            .fixes
+        )
+        assert [fix.value for fix in fixes if fix.setting] == ([advised] if advised else [])
+
+
+@pytest.mark.parametrize(
+    ("settings", "advised"),
+    [
+        ({"worker_type": "processes", "num_workers": 2}, True),
+        ({"worker_type": "auto", "num_workers": 2}, True),  # on a GPU
+        ({"worker_type": "threads", "num_workers": 2}, False),
+        ({"worker_type": "processes", "num_workers": 0}, False),
+    ],
+)
+def test_threads_are_advised_against_growth_only_where_worker_processes_run(settings, advised):
+    found = Diagnosis(plant(**PLANTED["memory_growth", "harsh"], settings=settings)).findings[0]
+    assert ("hyperparameters.worker_type" in [fix.setting for fix in found.fixes]) == advised

@@ -21,6 +21,7 @@ from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.evidence import Evidence
 from launcher.insight.measurements import Host, Measurements, Series
 from launcher.insight.rules.table import judge
+from launcher.insight.script import Script
 from tests.conftest import ROOT
 from tests.insight.planted import BEGAN, plant
 
@@ -118,6 +119,13 @@ def test_kts_log_has_the_workers_as_prime_suspect_with_kts_fix(workers, gpu, cor
     assert "the training thread's run-queue delay was not recorded" in found.cause
 
 
+@pytest.mark.parametrize(("ranks", "workers"), [(1, 16), (2, 16), (4, 16), (4, 32)])
+def test_many_workers_are_the_prime_suspect_where_few_processes_have_more_cores_each(ranks, workers):
+    found = first(kt(ranks=ranks, workers=workers))
+    assert found.kind == "too_many_workers" and found.title.startswith(f"Prime suspect: {workers} workers a process")
+    assert first(kt(ranks=ranks, workers=8)).kind != "too_many_workers"
+
+
 @pytest.mark.parametrize(("workers", "gpu", "cores", "seed"), VARIANTS)
 def test_kts_log_with_the_run_queues_wait_has_the_workers_as_the_cause(workers, gpu, cores, seed):
     busy, saturated = cores
@@ -152,8 +160,10 @@ def test_system_metrics_alone_make_it_a_suspicion():
     )
     found = first(alone)
     assert found.kind == "too_many_workers" and found.title.startswith("Prime suspect: ") and found.experiment
-    unknown = first(dataclasses.replace(alone, settings={}))
-    assert unknown.kind != "too_many_workers" and "num_workers=1" in " ".join(map(str, unknown.fixes))
+    unknown = first(dataclasses.replace(alone, settings={}, script=Script()))
+    assert unknown.kind == "gpu_starved" and unknown.title.startswith("Suspects: data workers, or ")
+    assert "num_workers=1" in unknown.experiment and "num_workers=1" in str(unknown.fixes[0])
+    assert not [fix for fix in unknown.fixes if fix.label == "fix"], "nothing is claimed to be the fix"
 
 
 def test_the_report_shows_the_experiment():

@@ -95,8 +95,14 @@ PLANTED = {
         settings={"num_workers": 4},
     ),
     ("main_thread_bound", "harsh"): dict(phases=GPU, gap=2.0, busy=1.2, saturated=1, gpu=5, cpu_seconds=2.2),
-    ("main_thread_bound", "a core at exactly 100 %, 40 s, system metrics alone"): dict(
+    ("main_thread_bound", "a core at exactly 100 %, 40 s, system metrics alone, few workers"): dict(
+        phases=None, seconds=40, busy=1.3, saturated=1, gpu=5, gpu_memory=75, settings={"num_workers": 4}
+    ),
+    ("gpu_starved", "the same, and the number of workers is not known"): dict(
         phases=None, seconds=40, busy=1.3, saturated=1, gpu=5, gpu_memory=75
+    ),
+    ("gpu_starved", "KT's system metrics alone, and the number of workers is not known"): dict(
+        phases=None, cores=96, busy=30, saturated=4, gpus=[35.0] * 8, throttled=None
     ),
     ("main_thread_bound", "on the CPU"): dict(phases=CPU, gap=0.1, busy=3.0),
     ("host_to_device_bound", "mild"): dict(phases=gpu_step(host_to_device=0.05), gpu=80),

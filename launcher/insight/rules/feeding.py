@@ -33,6 +33,13 @@ PROFILED = 5
 LARGER = 4
 """Factor on the images of a step that is advised if batches are small."""
 
+OFTEN_FULL = 0.5
+"""Share of the samples with a core at 95 % or more from which a thread may be the limit."""
+
+MOVE_CODE = "move your own code out of the step: metrics, drawing, conversions"
+
+MEASURE_STEPS = Fix(setting=None, value="measure its steps: launcher run, or launcher watch -- COMMAND")
+
 OFTEN = 0.02
 """Share of the samples from which a line of the loop is worth showing."""
 
@@ -73,6 +80,8 @@ def starved(evidence: Evidence) -> Answer:
         return _synchronising(evidence, lost)
     if _small(evidence):
         return _small_batch(evidence, lost)
+    if not evidence.ranks and evidence.workers is None and (evidence.saturated or 0.0) >= OFTEN_FULL:
+        return _suspects(evidence, lost)
     if _one_core(evidence):
         return _main_thread(evidence, lost)
     return Finding(
@@ -86,10 +95,7 @@ def starved(evidence: Evidence) -> Answer:
             if not evidence.ranks
             else "no small steps, fully used core or synchronising calls were seen"
         ),
-        fixes=(
-            *_try_fewer_workers(evidence),
-            Fix(setting=None, value="measure its steps: launcher run, or launcher watch -- COMMAND"),
-        )
+        fixes=(MEASURE_STEPS,)
         if not evidence.ranks
         else (
             Fix(
@@ -219,7 +225,7 @@ def _one_core(evidence: Evidence) -> bool:
     if own is not None:
         return own >= 0.85 * (1 - (kept_from_core(evidence) or 0.0))
     saturated, busy = evidence.saturated, evidence.busy
-    return saturated is not None and saturated >= 0.5 and busy is not None and busy < 0.7
+    return saturated is not None and saturated >= OFTEN_FULL and busy is not None and busy < 0.7
 
 
 def _numbers(evidence: Evidence, lost: float) -> list[str]:
@@ -338,16 +344,22 @@ def _small_batch(evidence: Evidence, lost: float) -> Finding:
     )
 
 
-def _try_fewer_workers(evidence: Evidence) -> tuple[Fix, ...]:
-    """If system metrics alone show full cores and an idle GPU: the experiment that tells KT's fault from the others."""
-    if evidence.ranks or (evidence.saturated or 0.0) < 0.5 or evidence.workers is not None:
-        return ()
-    return (
-        Fix(
-            setting=None,
-            value="try the DataLoader with num_workers=1",
-            why="if the GPUs then idle less, its workers took the training thread's core",
+def _suspects(evidence: Evidence, lost: float) -> Finding:
+    """System metrics alone show full cores and an idle GPU, as in KT's job: who has those cores, only an experiment tells."""
+    share = lost * evidence.steps_part
+    return Finding(
+        kind="gpu_starved",
+        title="Suspects: data workers, or the training process's own Python code",
+        share=share,
+        evidence=tuple(_numbers(evidence, lost)),
+        cause=f"not measured: who uses the full cores ({evidence.why_no_steps}, and the number of data workers is not known)",
+        fixes=(
+            Fix(setting=None, value="try the DataLoader with num_workers=1", why="KT's job needed 0 or 1"),
+            Fix(setting=None, value=MOVE_CODE, why="if fewer workers change nothing"),
+            MEASURE_STEPS,
         ),
+        gain=bounded(share),
+        experiment="run a few hundred steps of the same job with num_workers=1: if the GPUs idle less, it was the workers, else the code",
     )
 
 
@@ -359,7 +371,7 @@ def _main_thread(evidence: Evidence, lost: float) -> Finding:
         now=evidence.settings.get("compile"),
         why="fewer operations to launch",
     )
-    moved = Fix(setting=None, value="move your own code out of the step: metrics, drawing, conversions")
+    moved = Fix(setting=None, value=MOVE_CODE)
     if gap >= 1.5 * NOTICEABLE:
         fixes, left = (moved, compiled), step_left(evidence, 1 - gap)
         said = f"without the loop's own code a step takes {left[1]} of its time"
@@ -372,6 +384,6 @@ def _main_thread(evidence: Evidence, lost: float) -> Finding:
         share=share,
         evidence=tuple(_numbers(evidence, lost)),
         cause="the device waits for one thread: work in the loop outside the model, or very many small operations",
-        fixes=(*fixes, *_try_fewer_workers(evidence)),
+        fixes=fixes,
         gain=gain,
     )

@@ -23,7 +23,7 @@ SOON = 10
 SAMPLES = 20
 """Fewer samples than this show no trend."""
 
-SEGMENTS = Fix(setting="environment.PYTORCH_CUDA_ALLOC_CONF", value="expandable_segments:True", why="if shapes vary")
+ALLOCATOR, SEGMENTS = "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments"
 
 WITHOUT_SEGMENTS = ("1.", "2.0.")
 """PyTorch versions that fail with an error on expandable_segments: https://github.com/pytorch/pytorch/issues/123505"""
@@ -108,10 +108,16 @@ def host_memory(evidence: Evidence) -> Answer:
                 setting=None,
                 value="keep numbers (loss.item()) instead of tensors from step to step; give caches a limit",
             ),
-            Fix(
-                setting="hyperparameters.worker_type",
-                value="threads",
-                why="each worker process ends up with a copy of the lists",
+            *(
+                (
+                    Fix(
+                        setting="hyperparameters.worker_type",
+                        value="threads",
+                        why="each worker process ends up with a copy of the lists",
+                    ),
+                )
+                if evidence.workers != 0 and not evidence.worker_threads
+                else ()
             ),
         ),
     )
@@ -137,9 +143,18 @@ def gpu_memory(evidence: Evidence) -> Answer:
         "tensors are kept from step to step, or shapes vary and fragment the allocator's memory",
         (
             Fix(setting=None, value="detach what you keep: total += loss.item() instead of total += loss"),
-            *(() if str(evidence.facts.get("torch", "")).startswith(WITHOUT_SEGMENTS) else (SEGMENTS,)),
+            *_segments(evidence),
         ),
     )
+
+
+def _segments(evidence: Evidence) -> tuple[Fix, ...]:
+    """The allocator's setting against fragments, beside its others; none if the run sets it, or its PyTorch does not know it."""
+    now = (evidence.facts.get("environment") or {}).get(ALLOCATOR)
+    if str(evidence.facts.get("torch", "")).startswith(WITHOUT_SEGMENTS) or SEGMENTS in (now or ""):
+        return ()
+    value = ",".join([*([now] if now else []), f"{SEGMENTS}:True"])
+    return (Fix(setting=f"environment.{ALLOCATOR}", value=value, now=now, why="if shapes vary"),)
 
 
 def _growth(

@@ -114,7 +114,7 @@ def _followable(finding: Finding, evidence: Evidence) -> Finding:
         )
         if finding.gain is not None and fixes[:1] != finding.fixes[:1]:
             finding = replace(finding, gain=of_other_fixes(finding))
-        finding = replace(finding, fixes=fixes or (SEPARATE,))
+        finding = replace(finding, fixes=fixes or (_probe(evidence),))
     replayed = evidence.measurements.replay
     return replace(finding, fixes=tuple(replace(fix, run=replayed.run if replayed else None) for fix in finding.fixes))
 
@@ -129,5 +129,8 @@ def _has_it(fix: Fix, settings: Mapping[str, Any]) -> bool:
     return name in settings and settings[name] == fix.value
 
 
-SEPARATE = Fix(setting=None, value="launcher diagnose RUN --probe, which measures the halves of a step separately")
-"""The fix if all that a rule advises is already set."""
+def _probe(evidence: Evidence) -> Fix:
+    """The advice if all that a rule advises is already set."""
+    run = evidence.measurements.replay
+    probe = f"launcher diagnose {run.run if run else 'RUN'} --probe"
+    return Fix(setting=None, value=f"{probe}, which measures the halves of a step separately")

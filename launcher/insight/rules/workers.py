@@ -18,6 +18,10 @@ FULL = 0.9
 CROWDED = 0.8
 """Share of the usable cores in use from which tasks wait for each other's."""
 
+MANY = 16
+"""Workers a process that are suspected though there are more cores: each may run several threads, and be bound to some of the cores. KT
+published no number, only that it was large."""
+
 SWINGING = 1.5
 """Slow steps over quick ones from which steps swing. KT's six published iterations take from 9 to 32 s: 3.5."""
 
@@ -95,8 +99,8 @@ def kept_by_workers(evidence: Evidence) -> float | None:
 
 
 def suspected(evidence: Evidence) -> bool:
-    """Whether a run looks like KT's, and nothing recorded who has the cores: workers for every core of their process, single cores full,
-    GPUs that idle, steps that swing, and hardly any wait for data or for other ranks."""
+    """Whether a run looks like KT's, and nothing recorded who has the cores: workers for every core of their process, or MANY, single
+    cores full, GPUs that idle, steps that swing, and hardly any wait for data or for other ranks."""
     each, swings = evidence.cores_each, step_time_spread(evidence)
     return bool(
         run_delay(evidence) is None
@@ -104,7 +108,7 @@ def suspected(evidence: Evidence) -> bool:
         and (evidence.saturated or 0.0) >= 0.5
         and evidence.workers
         and each
-        and evidence.workers >= max(each, 2)
+        and evidence.workers >= max(min(each, MANY), 2)
         and (not evidence.ranks or (swings is not None and swings >= SWINGING))
         and (evidence.share("data_wait", "grad_sync", "buffer_sync") or 0.0) < NOTICEABLE
         and not evidence.uneven
