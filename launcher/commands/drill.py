@@ -29,7 +29,7 @@ def add(to: arguments.Add) -> None:
     arguments.json(
         made,
         "{undisturbed, runs, exact, steps, weights, furthest, difference, kills: [{how, at_step, resumed_from (null: not known), "
-        "seconds}], goodput: null or {share, seconds, useful, redone, undisturbed}}",
+        "seconds}], goodput: null (not measured, or there is a difference) or {share, seconds, useful, redone, undisturbed}}",
     )
 
 

@@ -76,6 +76,8 @@ class Drill:
     @property
     def why_no_goodput(self) -> str:
         """Why goodput was not measured; "" if it was."""
+        if self.difference:
+            return "a run differs from the undisturbed one"
         if not self.trainings:
             return "no training came to its end"
         if any(kill.resumed_from is None for kill in self.kills):
