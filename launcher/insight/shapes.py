@@ -163,6 +163,7 @@ class ArithmeticShape(TypedDict):
     teacher_gflop_per_image: NotRequired[list[Number]]
     peak_tflops: NotRequired[dict[str, Speed]]
     peak_source: NotRequired[str]
+    peak_date: NotRequired[str]
     why_no_mfu: str
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import datetime
 import json
 import sys
 from importlib.util import find_spec
@@ -174,8 +175,9 @@ def test_a_peak_is_that_of_the_very_device_or_not_known(device, teraflops):
     assert (found and found.teraflops["fp16"]) == teraflops
 
 
-def test_every_peak_has_its_source_and_rises_with_fewer_bits():
+def test_every_peak_has_its_source_with_the_date_and_rises_with_fewer_bits():
     for one in PEAKS:
+        assert datetime.date(2026, 11, 25) <= datetime.date.fromisoformat(one.date) <= datetime.date.today()
         assert one.source.startswith("https://") and "nvidia" in one.source
         ordered = [one.teraflops[name] for name in ("fp32", "tf32", "bf16", "fp8") if name in one.teraflops]
         assert ordered == sorted(ordered) and one.teraflops["fp16"] == one.teraflops.get("bf16", one.teraflops["fp16"])
@@ -200,6 +202,7 @@ def test_utilisation_by_hand_where_models_compute_in_several_precisions(monkeypa
     about = known.about()
     assert about["gflop_per_image"] == [30.0, 6.0] and about["teacher_gflop_per_image"] == [78.0]
     assert about["peak_tflops"] == {"tf32": 156.0, "bf16": 312.0} and about["why_no_mfu"] == ""
+    assert about["peak_source"].endswith("/a100/") and about["peak_date"] == "2026-11-25"
 
 
 @counts

@@ -75,7 +75,8 @@ def distillation(bench: Bench, result: Result, *, batch: int, mode: str) -> None
     if bench.is_gpu:
         peaks = ", ".join(f"{peak:g} in {name}" for name, peak in about.get("peak_tflops", {}).items())
         result.figures |= {"peak of MFU, TFLOP/s": peaks or about["why_no_mfu"]}
-        result.figures |= {"source of the peak": about["peak_source"]} if "peak_source" in about else {}
+        if "peak_source" in about:
+            result.figures |= {"source of the peak": f"{about['peak_source']}, {about['peak_date']}"}
 
 
 def convolutions(bench: Bench, result: Result) -> None:

@@ -23,6 +23,7 @@ ABOUT = {
     "gflop_per_image": [27.5],
     "peak_tflops": {"bf16": 312.0},
     "peak_source": "https://www.nvidia.com/en-us/data-center/a100/",
+    "peak_date": "2026-11-25",
     "why_no_mfu": "",
 }
 
@@ -115,7 +116,7 @@ def test_every_form_of_the_report_has_it():
         assert sentence in shown
     found = json.loads(json.dumps(diagnosis.to_dict()))["utilisation"]
     assert found["mfu"] == pytest.approx(0.3) and found["rest"][KERNELS] == pytest.approx(0.3)
-    assert found["peak_source"] == ABOUT["peak_source"]
+    assert found["peak_source"] == ABOUT["peak_source"] and found["peak_date"] == ABOUT["peak_date"]
 
 
 def test_more_than_the_peak_is_said_to_be_a_mistake():

@@ -34,6 +34,8 @@ class Peak(NamedTuple):
     """By precision; the device lacks those that are not here."""
     source: str
     """NVIDIA's own table. Its data-center tables from Ampere on list figures with sparsity: twice these."""
+    date: str
+    """Day on which the figures were taken from it, as YYYY-MM-DD."""
 
 
 PEAKS = (
@@ -41,36 +43,47 @@ PEAKS = (
         r"Tesla V100-SXM2-\d+GB",
         {"fp32": 15.7, "fp16": 125.0},
         "https://images.nvidia.com/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf",
+        "2026-11-25",
     ),
-    Peak(r"Tesla T4", {"fp32": 8.1, "fp16": 65.0}, "https://www.nvidia.com/en-us/data-center/tesla-t4/"),
+    Peak(
+        r"Tesla T4",
+        {"fp32": 8.1, "fp16": 65.0},
+        "https://www.nvidia.com/en-us/data-center/tesla-t4/",
+        "2026-11-25",
+    ),
     Peak(
         r"(NVIDIA )?A100([- ](SXM4|PCIE))?[- ]\d+GB( PCIe)?",
         {"fp32": 19.5, "tf32": 156.0, "bf16": 312.0, "fp16": 312.0},
         "https://www.nvidia.com/en-us/data-center/a100/",
+        "2026-11-25",
     ),
     Peak(
         r"NVIDIA L40S",
         {"fp32": 91.6, "tf32": 183.0, "bf16": 362.0, "fp16": 362.0, "fp8": 733.0},
         "https://www.nvidia.com/en-us/data-center/l40s/",
+        "2026-11-29",
     ),
     Peak(
         r"NVIDIA L4",
         {"fp32": 30.3, "tf32": 60.0, "bf16": 121.0, "fp16": 121.0, "fp8": 242.5},
         "https://www.nvidia.com/en-us/data-center/l4/",
+        "2026-11-29",
     ),
     Peak(
         r"NVIDIA H100 80GB HBM3",
         {"fp32": 67.0, "tf32": 494.5, "bf16": 989.0, "fp16": 989.0, "fp8": 1979.0},
         "https://www.nvidia.com/en-us/data-center/h100/",
+        "2026-11-29",
     ),
     Peak(
         r"NVIDIA H200",
         {"fp32": 67.0, "tf32": 494.5, "bf16": 989.0, "fp16": 989.0, "fp8": 1979.0},
         "https://www.nvidia.com/en-us/data-center/h200/",
+        "2026-11-29",
     ),
 )
-"""Others are left out, not guessed: two of NVIDIA's tables differ by a factor of 1.8 for the A10G, and nobody states a CPU's clock under
-load."""
+"""Others are left out, not guessed: two of NVIDIA's tables differ by a factor of 1.8 for the A10G, no table of NVIDIA's was at hand for the
+B200 and the H100 NVL, and nobody states a CPU's clock under load."""
 
 
 def peak(device_name: str | None) -> Peak | None:
@@ -216,13 +229,17 @@ class Arithmetic:
         return {precision for one in (*self._trained, *self._asked) for precision in one}
 
     def about(self) -> dict[str, Any]:
-        """Entries for a run's record: operations per image, peaks with their source, and why there is no MFU, "" if it is
+        """Entries for a run's record: operations per image, peaks with their source and its date, and why there is no MFU, "" if it is
         known."""
         known = {"gflop_per_image": [sum(one.values()) / 1e9 for one in self._trained]} if not self._why_not else {}
         asked = {"teacher_gflop_per_image": [sum(one.values()) / 1e9 for one in self._asked]} if self._asked else {}
         found = self._peak.teraflops if self._peak else {}
         peaks = {name: value for name, value in found.items() if name in self._precisions}
-        sourced = {"peak_tflops": peaks, "peak_source": self._peak.source} if self._peak and peaks else {}
+        sourced = (
+            {"peak_tflops": peaks, "peak_source": self._peak.source, "peak_date": self._peak.date}
+            if self._peak and peaks
+            else {}
+        )
         return {**known, **asked, **sourced, "why_no_mfu": self._why_not or self._no_peak}
 
     def overall(self) -> float | None:
