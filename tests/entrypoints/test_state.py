@@ -7,6 +7,7 @@ import inspect
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from training.distributed.world import World
 from training.engine import optimizers
@@ -287,6 +288,29 @@ def test_zero_shares_the_state_computes_the_same_and_any_world_size_goes_on_from
         step(state, IMAGES)
     for sharded, whole in zip(alone[0].model.parameters(), alone[1].model.parameters(), strict=True):
         assert torch.equal(sharded, whole)
+
+
+@pytest.mark.parametrize(("size", "broadcasts"), [(2, 2), (4, 4), (8, 4)])
+def test_zero_sends_no_more_often_than_there_are_processes_or_parameters(monkeypatch, size, broadcasts):
+    """Over a process group that sends nothing, which torch has from 2.1 on; four parameters."""
+    fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
+    sent: list[int] = []
+
+    def broadcast(tensor: torch.Tensor, *_: object, **__: object) -> dist.Work:
+        sent.append(tensor.numel())
+        return dist.all_reduce(torch.zeros(1), async_op=True)
+
+    dist.init_process_group("fake", store=fake.FakeStore(), rank=0, world_size=size)
+    try:
+        monkeypatch.setattr(dist, "broadcast", broadcast)
+        built = model()
+        world = World(0, size, 0, torch.device("cpu"), "gloo", "test")
+        optimizer = optimizers.build(built, TrainingSettings(zero=True), world)
+        built(IMAGES).sum().backward()
+        optimizer.step()
+    finally:
+        dist.destroy_process_group()
+    assert len(sent) == broadcasts and sum(sent) == sum(parameter.numel() for parameter in built.parameters())
 
 
 def test_zero_sends_buckets_and_not_parameters(tmp_path):

@@ -52,9 +52,10 @@ def build(model: nn.Module, settings: TrainingSettings, world: World) -> Optimiz
             raise ValueError(
                 "zero: smddp before 1.4 has no process group over which torch can shard the state; set it to false"
             )
-        # Each rank's parameters as views of one buffer: one broadcast per rank and dtype, not per parameter. Such views would undo
-        # channels-last order.
-        flat = not any(only_channels_last(parameter) for parameter in model.parameters())
+        # Each rank's parameters as views of one buffer: one broadcast per rank, not per parameter, though of those there may be fewer: a
+        # rank that holds none broadcasts its buffer all the same. Such views would undo channels-last order.
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        flat = world.size <= len(parameters) and not any(map(only_channels_last, parameters))
         return ZeroRedundancyOptimizer(groups, optimizer_class=kind, parameters_as_bucket_view=flat, **options)
     return kind(groups, **options)
 

@@ -31,7 +31,8 @@ class TrainingSettings:
     optimizer: Literal["adamw", "nadam", "radam", "sgd"] = "adamw"
     """From torch.optim. All use decoupled weight decay except sgd, which uses Nesterov momentum 0.9."""
     zero: bool = setting(False, on_resume="may change")
-    """Shard the optimizer's state across processes with ZeroRedundancyOptimizer (ZeRO stage 1, https://arxiv.org/abs/1910.02054)."""
+    """Shard the optimizer's state across processes with ZeroRedundancyOptimizer (ZeRO stage 1, https://arxiv.org/abs/1910.02054). It saves
+    memory and costs time: after each step all parameters are sent again, a share per process, and nothing hides it."""
     learning_rate: float = setting(1e-3, above=0)
     """Peak learning rate, after the warm-up."""
     weight_decay: float = setting(0.05, at_least=0)
