@@ -42,8 +42,27 @@ def test_a_benchmark_that_imports_the_entry_scripts_modules_says_first_where_the
 def test_the_page_on_large_clusters_is_what_its_script_prints():
     done = subprocess.run([sys.executable, "at_scale.py"], cwd=FOLDER, capture_output=True, text=True, check=True)
     page = (ROOT / "docs/results/at-scale.md").read_text()
-    assumptions, steps, failures = done.stdout.strip().split("\n\n")
-    assert assumptions.count("\n- ") >= 10 and all(part in page for part in (assumptions, steps, failures))
+    assumptions, *tables = done.stdout.strip().split("\n\n")
+    assert assumptions.count("\n- ") >= 10 and len(tables) == 3 and all(part in page for part in (assumptions, *tables))
+
+
+def test_the_steps_on_large_clusters_have_zeros_broadcasts_both_libraries_and_both_ways_to_run_the_models():
+    code = """
+import at_scale as scale, math
+assert scale.broadcasts(8) == 0.0, "within a host it counts as computing"
+seconds = 88.2e6 / 22.926e9  # all parameters once
+for gpus, sent, turns in ((32, 32, 2), (128, 128, 4), (256, 152, 5), (1024, 152, 7)):
+    assert math.isclose(scale.broadcasts(gpus), seconds + sent * turns * 15e-6, rel_tol=1e-4), gpus
+steps = [dict(zip(("gpus", "batch", "teacher", "models", *range(8)), row)) for row in scale.steps().rows]
+assert [(row["teacher"], row["models"]) for row in steps[::7]] == [step[:2] for step in scale.STEPS]
+for row in steps:
+    nccl, without, zero, with_zero, smddp, *_ = (float(row[column].rstrip(" %")) for column in range(8))
+    assert smddp <= nccl <= zero and with_zero <= without
+    assert abs(zero - nccl - 1000 * scale.broadcasts(int(row["gpus"]))) < 0.11, row
+assert [row[0] for row in steps if row["gpus"] == "8"] == ["66.9", "52.8", "32.9", "14.1"]
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=FOLDER, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_best_interval_between_checkpoints_is_the_best():
