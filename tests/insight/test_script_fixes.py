@@ -90,13 +90,15 @@ def test_the_gain_of_a_fix_that_a_script_has_already_goes_with_it(now, kept):
     ("now", "by_launcher", "said"),
     [
         (8, True, "environment.OMP_NUM_THREADS=2 (now 8)"),
-        (8, False, "OMP_NUM_THREADS=2 in the environment of the command (now 8)"),
+        (8, False, "OMP_NUM_THREADS=2 in the environment of the command, now 8"),
         (None, False, "OMP_NUM_THREADS=2 in the environment of the command"),
     ],
 )
 def test_an_environment_variable_is_a_key_of_the_config_or_the_commands(now, by_launcher, said):
     fix = Fix(setting="environment.OMP_NUM_THREADS", value=2, now=now)
     assert reported(fix=fix, by_launcher=by_launcher) == said
+    [kept] = fixes(fix=fix, by_launcher=by_launcher)
+    assert kept.label == "fix" and (kept.setting, kept.value) == (fix.setting, 2), "`launcher tune` can set it"
     assert reported(fix=Fix(setting="distribution", value="torchrun")) == "distribution=torchrun"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import json
 import shlex
@@ -13,12 +14,17 @@ from pathlib import Path
 import pytest
 
 import launcher
+from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.findings import Fix
+from launcher.insight.script import Script
 from launcher.planner.source_package import code_checksum
 from launcher.runner.run import Run
 from launcher.study import tune_subject
+from launcher.study.tune_search import bottlenecks
 from launcher.study.tune_subject import CommandSubject, JobSubject
 from tests.conftest import wait_until
+from tests.insight.planted import plant
+from tests.insight.test_neighbours import USUAL, with_threads
 
 
 def test_settings_of_the_users_own_stay(monkeypatch):
@@ -31,6 +37,16 @@ def test_settings_of_the_users_own_stay(monkeypatch):
     assert subject.variables({}) == {}
     monkeypatch.setenv("LAUNCHER_SETTINGS", '{"num_workers": 1}')
     assert CommandSubject(["python"], "it").conditions() != subject.conditions()
+
+
+def test_the_threads_of_a_command_are_a_variable_of_its_trials():
+    usual = plant(phases=USUAL, gpu=50, cores=8, busy=7.0, cpu_seconds=0.4, facts={"threads": 16})
+    measured = with_threads(dataclasses.replace(usual, settings={**usual.settings, "num_workers": 0}), delay=0.3)
+    [finding, *_] = bottlenecks(Diagnosis(dataclasses.replace(measured, script=Script())))
+    subject = CommandSubject(["python"], "it")
+    [changes] = [found for fix in finding.fixes if (found := subject.changes_of(fix))]
+    assert subject.variables(changes) == {"OMP_NUM_THREADS": "4"}
+    assert str(finding.fixes[0]).startswith("OMP_NUM_THREADS=4 in the environment of the command, now 16 (each ")
 
 
 def test_trials_with_other_software_or_variables_that_matter_are_not_compared(tmp_path, monkeypatch):

@@ -84,8 +84,8 @@ def _in_its_terms(fix: Fix, evidence: Evidence, script: Script) -> Fix | None:
         return SETTINGS[name](fix, evidence, script) if name in SETTINGS and not _has_it(fix) else None
     if kind != "environment" or script.by_launcher:
         return fix
-    now = f" (now {fix.now})" if fix.now is not None else ""
-    return replace(fix, setting=None, value=f"{name}={fix.value} in the environment of the command{now}")
+    now = f", now {fix.now}" if fix.now is not None else ""
+    return replace(fix, change=f"{name}={fix.value} in the environment of the command{now}")
 
 
 # The rules' settings
