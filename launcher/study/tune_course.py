@@ -116,9 +116,9 @@ def losses(run: Run) -> Losses | None:
     return dict(enumerate(whole[:-1] if run.state == records.STOPPED else whole, 1))
 
 
-def printed_by_several(run: Run, world_size: int | None) -> bool:
-    """Whether several processes may have printed a run's losses: nothing in a log says which did, and each run mixes their lines anew."""
-    return (world_size or 1) > 1 and run.folder.plan.exists() and not _logged(run)
+def are_printed(run: Run) -> bool:
+    """Whether a run's losses are those that its script printed, and so known to the printed digits only."""
+    return run.folder.plan.exists() and not _logged(run)
 
 
 def _logged(run: Run) -> Losses:
@@ -142,7 +142,11 @@ class LossesCompared:
 
 
 def compare(
-    before: Sequence[Losses | None], after: Sequence[Losses | None], *, in_any_order: bool = False
+    before: Sequence[Losses | None],
+    after: Sequence[Losses | None],
+    *,
+    printed: bool = False,
+    in_any_order: bool = False,
 ) -> LossesCompared:
     """Compare the losses after a change with those before it, over the steps that all of them have. None: of a run that was removed.
 
@@ -151,6 +155,7 @@ def compare(
     is often farther away than that.
 
     Args:
+        printed: whether some are known to the printed digits only.
         in_any_order: whether several processes may have printed them. Then they are compared only if repeats on both sides show the same
             order, as they do if one process alone prints, and up to the step where they no longer do.
     """
@@ -186,7 +191,10 @@ def compare(
             return LossesCompared(
                 False, f"other losses, first at step {steps[at]}: {values[at]:.9g} instead of {table[0][at]:.9g}"
             )
-    how = "bit for bit" if exact else "within the spread of repeats of the same settings"
+    if not exact:
+        how = "within the spread of repeats of the same settings"
+    else:
+        how = "to the digits printed" if printed else "bit for bit"
     return LossesCompared(True, f"the same losses in {len(steps)} logged steps, {how}")
 
 

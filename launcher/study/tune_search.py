@@ -79,10 +79,15 @@ class Trial:
         """None: its run was removed."""
         return tune_course.losses(self.run)
 
+    @functools.cached_property
+    def printed(self) -> bool:
+        """Whether its losses are those that its script printed."""
+        return tune_course.are_printed(self.run)
+
     @property
     def printed_by_several(self) -> bool:
-        """Whether several processes may have printed its losses."""
-        return tune_course.printed_by_several(self.run, self.diagnosis.evidence.world_size)
+        """Whether several processes may have printed its losses: nothing in a log says which did, and each run mixes their lines anew."""
+        return self.printed and (self.diagnosis.evidence.world_size or 1) > 1
 
     def not_set(self, changes: Changes) -> str:
         """The changes that its training did not actually run with; "" if no other value was seen."""
@@ -385,7 +390,11 @@ class Search:
                 step.why = _times(step)
                 return
             sides = ([trial.losses for trial in side] for side in (step.before, step.after))
-            losses = tune_course.compare(*sides, in_any_order=any(trial.printed_by_several for trial in step.after))
+            losses = tune_course.compare(
+                *sides,
+                printed=any(trial.printed for trial in (*step.before, *step.after)),
+                in_any_order=any(trial.printed_by_several for trial in step.after),
+            )
             step.losses, step.same_losses = losses.text, losses.same
             if rule.same_numbers and not losses.same and step.proposal.setting not in self.allowed:
                 if losses.removed:

@@ -66,7 +66,7 @@ def test_a_command_that_waits_for_its_reads_gets_more_workers_and_the_same_losse
     table = next((tmp_path / "store/studies").glob("train-tune-process.csv"))
     assert len(rows(table)) <= 9 and {row["failure"] for row in rows(table)} == {""}
     workers = [int(kept) for kept in re.findall(r"^num_workers=(\d+): kept, speed-up ", reported.out, re.MULTILINE)]
-    assert workers and workers[0] >= 4 and "bit for bit" in reported.out
+    assert workers and workers[0] >= 4 and "logged steps, to the digits printed" in reported.out
     assert "the limit that is left: " in reported.out
     assert "in the script: DataLoader(num_workers=1) at train.py:" in reported.out
     assert "as measured: LAUNCHER_SETTINGS=" in reported.out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 
@@ -37,6 +38,8 @@ def test_losses_are_the_same_bit_for_bit_or_within_what_repeats_differ_by():
     exact = {1: 0.5, 2: 0.25, 3: 0.125}
     same = tune_course.compare([exact, exact], [{**exact, 4: 9.0}])
     assert same.same and same.text == "the same losses in 3 logged steps, bit for bit"
+    printed = tune_course.compare([exact, exact], [exact], printed=True)
+    assert printed == LossesCompared(True, "the same losses in 3 logged steps, to the digits printed")
     other = tune_course.compare([exact, exact], [{**exact, 2: 0.25 + 1e-12}])
     assert not other.same and "first at step 2" in other.text
     noisy = [exact, {1: 0.5, 2: 0.2501, 3: 0.126}]
@@ -99,6 +102,8 @@ def test_what_a_stopped_script_printed_last_is_no_loss(tmp_path, state, count):
     write_json(folder.plan, {**plan, "hosts": [{"name": "algo-1"}]})
     write_json(folder.outcome, {"state": state})
     run = Run(folder)
-    assert len(tune_course.losses(run)) == count
+    assert len(tune_course.losses(run)) == count and tune_course.are_printed(run)
+    folder.metrics.write_text(json.dumps({"step": 1, "loss": 0.51, "rank": 0}) + "\n")
+    assert tune_course.losses(run) == {1: 0.51} and not tune_course.are_printed(run), "of one of the kit's scripts"
     shutil.rmtree(folder.path)
     assert tune_course.losses(run) is None
