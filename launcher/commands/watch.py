@@ -96,6 +96,8 @@ def _report(ended: Ended, page: Path | None) -> None:
         log(f"  {number}. {titled(finding)} ({taken(finding)})")
         for fix in finding.fixes[:1]:
             log(f"     {fix.label}: {fix}")
+            if fix.command is not None:
+                log(f"     {fix.command}")
     log(f"  all of it: launcher diagnose {run.name}")
     if page is not None:
         log(f"  page: {diagnosis.save_html(page)}")

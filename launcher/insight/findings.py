@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from launcher.config.yaml_file import as_override
+from launcher.insight import outside
 from launcher.insight.calibration import CONFIDENCE
 from launcher.insight.ratio import Ratio
 from launcher.insight.script import Address
@@ -53,6 +54,8 @@ class Fix:
     """Words of the command to run first, because it creates what the keys name."""
     run: str | None = None
     """The run that `launcher replay` repeats with other keys; None: there is none."""
+    watched: outside.Watched | None = None
+    """The command that `launcher watch` runs again; None: another run, or part of it is not recorded."""
 
     @property
     def keys(self) -> dict[str, Any]:
@@ -62,7 +65,9 @@ class Fix:
 
     @property
     def command(self) -> str | None:
-        """The shell command that runs the job again with the fix, ready to paste. None: no command applies it."""
+        """The shell command that runs the job, or the watched command, again with the fix, ready to paste. None: none applies it."""
+        if self.watched is not None and (changes := outside.changes_of(self.setting, self.value)):
+            return self.watched.command(changes)
         if self.run is None or not self.keys:
             return None
         again = shlex.join(("launcher", "replay", self.run))

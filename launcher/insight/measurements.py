@@ -15,7 +15,9 @@ import numpy as np
 
 from launcher import backends
 from launcher.config.issues import UserError, mistake
+from launcher.config.redaction import REDACTED
 from launcher.insight import shapes, system_files, timelines
+from launcher.insight.outside import Watched
 from launcher.insight.replay import Replay, replay_of
 from launcher.insight.script import Script
 from launcher.planner.source_package import code_checksum, recorded_files
@@ -137,6 +139,8 @@ class Measurements:
     """What could not be read, and is left out: `timeline-0.jsonl: 3 of 120 lines`."""
     replay: Replay | None = None
     """The run, if `launcher replay` can run it again with other settings."""
+    watched: Watched | None = None
+    """The command, if `launcher watch` ran it and its record holds all of it."""
 
 
 def read(source: str, *, max_bytes: int = MAX_BYTES) -> Measurements:
@@ -207,10 +211,19 @@ def _read_run(run: RunFolder, max_bytes: int) -> Measurements:
     settings = {**(job.get("hyperparameters") or {}), **(result.get("settings") or {})}
     described = bool(job.get("script"))  # a watched command has no config
     is_kit_script = described and not job.get("source")
-    arguments = settings if described else _arguments(plan["hosts"][0].get("command") or [])
+    command = plan["hosts"][0].get("command") or []
+    arguments = settings if described else _arguments(command)
     script = None if is_kit_script else Script(arguments=arguments, by_launcher=described)
     found = _measurements(run.name, system, lines, max_bytes, script, known, settings)
-    return replace(found, not_measured={**found.not_measured, **trouble}, replay=replay_of(run))
+    watched = None if described else _watched(command, plan["hosts"][0].get("environment", {}))
+    return replace(found, not_measured={**found.not_measured, **trouble}, replay=replay_of(run), watched=watched)
+
+
+def _watched(command: list[str], environment: dict[str, str]) -> Watched | None:
+    """None if no command was recorded, or something of it was redacted."""
+    if not command or any(REDACTED in text for text in (*command, *environment.values())):
+        return None
+    return Watched(tuple(command), environment)
 
 
 def _groups(compute: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.backends import toolkit
 from launcher.config.issues import UserError, mistake
-from launcher.config.redaction import redact_command
+from launcher.config.redaction import redact, redact_command
+from launcher.insight.outside import SETTINGS, VARIABLES
 from launcher.planner.plan import run_name
 from launcher.planner.python_start import with_python_start
 from launcher.planner.source_package import copy_files, uncommitted
@@ -98,13 +99,14 @@ def watch(command: Sequence[str], job: str, started: Callable[[Run], None] = lam
         raise mistake("LAUNCHER_RUNS", str(records.store()), fix)
     planned = datetime.now(timezone.utc)
     name = run_name(job, planned)
+    given = {variable: os.environ[variable] for variable in (SETTINGS, *VARIABLES) if variable in os.environ}
     plan = {
         "name": name,
         "planned": planned.isoformat(timespec="microseconds"),
         "backend": "watch",
         "job": {"name": job},
         "source": os.getcwd(),
-        "hosts": [{"name": HOST, "command": redact_command(command)}],
+        "hosts": [{"name": HOST, "command": redact_command(command), "environment": redact(given)}],
     }
     with trust.closed_umask() as umask, start_record.new_folder(name, lambda made: _write(plan, made)) as (folder, _):
         records.write_json(folder.supervisor, {"pid": os.getpid()})

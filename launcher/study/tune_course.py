@@ -191,10 +191,8 @@ def compare(
             return LossesCompared(
                 False, f"other losses, first at step {steps[at]}: {values[at]:.9g} instead of {table[0][at]:.9g}"
             )
-    if not exact:
-        how = "within the spread of repeats of the same settings"
-    else:
-        how = "to the digits printed" if printed else "bit for bit"
+    equal = "to the digits printed" if printed else "bit for bit"
+    how = equal if exact else "within the spread of repeats of the same settings"
     return LossesCompared(True, f"the same losses in {len(steps)} logged steps, {how}")
 
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from launcher.config.redaction import REDACTED
 from launcher.insight import page as diagnosis_page
 from launcher.show import html
 from launcher.show.lines import Curve, LineChart, Mark, line_charts
@@ -30,24 +29,23 @@ def page(title: str, top: str, trials: Sequence[Trial]) -> str:
 
 
 def fragment(
-    title: str, sentences: Sequence[str], how: Sequence[str], steps: Sequence[Step], render: html.Renderer
+    title: str, sentences: Sequence[str], how: Sequence[tuple[str, bool]], steps: Sequence[Step], render: html.Renderer
 ) -> str:
     """What a notebook shows, and the top of the page.
 
     Args:
-        how: diffs and commands that apply the changes to the job.
+        how: (lines, diffs and commands that apply the changes to the job; whether that is a command to paste).
     """
     lines = "".join(f"<p>{escape(line)}</p>" for line in sentences)
-    code = "".join(map(_how, how))
+    code = "".join(_how(text, to_paste) for text, to_paste in how)
     tried = "".join(
         f"<li class='{'kept' if step.kept else 'rolled-back'}'>{_step(step, render)}</li>" for step in steps
     )
     return f"<div class='diagnosis'><h1>{escape(title)}</h1>{lines}{code}<ol class='findings'>{tried}</ol></div>"
 
 
-def _how(text: str) -> str:
-    """A command to paste, unless part of it is redacted, or a diff."""
-    if text.startswith("launcher ") and REDACTED not in text:
+def _how(text: str, to_paste: bool) -> str:
+    if to_paste:
         return f"<div class='paste' style='overflow-x:auto'><code>{escape(text)}</code></div>"
     return f"<pre style='white-space:pre-wrap;word-break:normal;overflow-wrap:break-word'>{escape(text)}</pre>"
 

@@ -17,6 +17,7 @@ from launcher import backends
 from launcher.config import yaml_edit, yaml_file
 from launcher.config.issues import UserError, mistake
 from launcher.config.redaction import REDACTED, mentions_a_secret, redact_command
+from launcher.insight import outside
 from launcher.insight.comparison import Comparison
 from launcher.record import records
 from launcher.runner.run import Run
@@ -228,20 +229,22 @@ class Tuning:
         became = "cannot be read any more" if now is None else "was changed meanwhile"
         return [f"{self.config} {became}: the new config is made of its text from before the first trial"]
 
-    def how(self) -> list[str]:
-        """How to apply the changes to the job."""
+    def how(self) -> list[tuple[str, bool]]:
+        """How to apply the changes to the job: (lines of the script, a diff or a command; whether that is a command to paste)."""
         if not self.changes:
             return []
+        lines = []
         if isinstance(self.subject, CommandSubject):
-            variables = [f"{name}={shlex.quote(value)}" for name, value in self.subject.variables(self.changes).items()]
-            return [
-                *self._lines(),
-                f"as measured: {' '.join(variables)} launcher watch -- {shlex.join(redact_command(self.subject.command))}",
-            ]
-        diff = self.diff()
-        options = ["--smoke"] if self.small else []
-        options += ["--on", self.subject.on] if self.subject.on != backends.DEFAULT else []
-        return [diff.rstrip() if diff else shlex.join(["launcher", "run", str(self.config), *options, *self._words()])]
+            lines = [(line, False) for line in self._lines()]
+            variables = self.subject.variables(self.changes)
+            command = outside.watch_command(variables, redact_command(self.subject.command))
+        elif diff := self.diff():
+            return [(diff.rstrip(), False)]
+        else:
+            options = ["--smoke"] if self.small else []
+            options += ["--on", self.subject.on] if self.subject.on != backends.DEFAULT else []
+            command = shlex.join(["launcher", "run", str(self.config), *options, *self._words()])
+        return [*lines, (command, REDACTED not in command)]
 
     def _words(self) -> list[str]:
         """The call's own values and the changes as words of a command, without secrets."""
@@ -265,7 +268,7 @@ class Tuning:
 
     def __str__(self) -> str:
         parts = [str(self.table())] if self.steps else []
-        return "\n\n".join([*parts, "\n".join(self.sentences()), *self.how()])
+        return "\n\n".join([*parts, "\n".join(self.sentences()), *(text for text, _ in self.how())])
 
     def __repr__(self) -> str:
         return f"<tuning of {self._title}>"

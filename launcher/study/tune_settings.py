@@ -50,12 +50,6 @@ RULES = {
 }
 """By the setting's name, of the kit's scripts and of others."""
 
-VARIABLES = ("OMP_NUM_THREADS", "PYTORCH_CUDA_ALLOC_CONF")
-"""Settings that are environment variables, whatever the script."""
-
-OUTSIDE = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "matmul_precision", "cudnn_benchmark")
-"""What entrypoints/launcher_observer/setting_overrides.py can set in a script that is not the kit's."""
-
 
 def check_allowed(allowed: Iterable[str]) -> frozenset[str]:
     """The names given to `--allow`. Raises UserError for unknown ones."""

@@ -26,8 +26,10 @@ from launcher.backends.plans import check, plan
 from launcher.config.issues import mistake
 from launcher.config.job import Job
 from launcher.config.redaction import REDACTED, mentions_a_secret, redact_command
+from launcher.insight import outside
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding, Fix
+from launcher.insight.outside import SETTINGS, VARIABLES
 from launcher.planner.own_checkpoints import with_own_checkpoints
 from launcher.planner.python_start import SWITCH, switched_off
 from launcher.planner.source_package import SourceFile, source_files
@@ -35,16 +37,13 @@ from launcher.record import records
 from launcher.runner.run import Run, start
 from launcher.runner.run_to_completion import run_to_completion
 from launcher.study.conditions import Code, commit_of, machine_of, settings_of, software
-from launcher.study.tune_settings import OUTSIDE, RULES, VARIABLES
+from launcher.study.tune_settings import RULES
 
 Changes = Mapping[str, Any]
 """Setting -> value, overriding the subject's own; named as in RULES."""
 
 Until = Callable[[Run], str]
 """Called about every second: why to stop the run now; "" to let it go on."""
-
-SETTINGS = "LAUNCHER_SETTINGS"
-"""The variable that entrypoints/launcher_observer/setting_overrides.py reads."""
 
 LOG_EVERY = "log_every"
 LOGGED = 5
@@ -161,12 +160,10 @@ class JobSubject(Subject):
 
     def values(self, changes: Changes) -> dict[str, dict[str, Any]]:
         """The changes, grouped by the config's sections."""
-        environment = {name: str(value) for name, value in changes.items() if name in VARIABLES}
-        keys = {name: name for name in changes} if self.is_kit_script else self.keys
-        own = {keys[name]: value for name, value in changes.items() if name in keys and name not in VARIABLES}
-        outside = {name: value for name, value in changes.items() if name not in keys and name not in VARIABLES}
-        if outside:
-            environment[SETTINGS] = json.dumps({**self.outside, **outside})
+        keys = {name: name for name in changes if name not in VARIABLES} if self.is_kit_script else self.keys
+        own = {keys[name]: value for name, value in changes.items() if name in keys}
+        others = {name: value for name, value in changes.items() if name not in keys}
+        environment = outside.variables(others, self.outside)
         return {name: part for name, part in (("hyperparameters", own), ("environment", environment)) if part}
 
     def run(self, changes: Changes, until: Until, log: Callable[[str], None], started: Callable[[Run], None]) -> Run:
@@ -183,7 +180,7 @@ class JobSubject(Subject):
         if not self.is_kit_script:
             section, _, key = (fix.key or "").partition(".")
             if section != "hyperparameters" or fix.setting not in RULES:
-                return _from_outside(fix)
+                return outside.changes_of(fix.setting, fix.value)
             self.keys[fix.setting] = key
             return {fix.setting: fix.value}
         wanted = {} if fix.setting is None else {fix.setting: fix.value, **fix.also}
@@ -276,9 +273,7 @@ class CommandSubject(Subject):
 
     def variables(self, changes: Changes) -> dict[str, str]:
         """The environment variables that apply the changes; the user's own settings stay."""
-        own = {name: value for name, value in changes.items() if name not in VARIABLES}
-        found = {name: str(value) for name, value in changes.items() if name in VARIABLES}
-        return {**({SETTINGS: json.dumps({**self.outside, **own})} if own else {}), **found}
+        return outside.variables(changes, self.outside)
 
     def run(self, changes: Changes, until: Until, log: Callable[[str], None], started: Callable[[Run], None]) -> Run:
         before = {run.name for run in records.all_runs(self.name)}
@@ -332,7 +327,7 @@ class CommandSubject(Subject):
         return run
 
     def changes_of(self, fix: Fix) -> Changes:
-        return _from_outside(fix)
+        return outside.changes_of(fix.setting, fix.value)
 
     def also(self, finding: Finding, evidence: Evidence) -> Changes:
         return _also_from_outside(finding, evidence)
@@ -351,11 +346,8 @@ def _is_code(text: str) -> bool:
 
 def _given_settings(text: str, key: str) -> dict[str, Any]:
     """What the user's own LAUNCHER_SETTINGS sets."""
-    try:
-        found = json.loads(text or "{}")
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
+    found = outside.given_settings(text)
+    if found is None:
         shown = REDACTED if mentions_a_secret(text) else text
         raise mistake(
             key, f"{shown}: not a JSON object", "write JSON, or leave it out", valid='for example {"num_workers": 2}'
@@ -377,13 +369,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 OF_THE_INPUT = ("too_few_workers", "too_many_workers", "data_bound", "storage_bound", "slow_epoch_starts")
 """Findings against which another kind of worker may help."""
-
-
-def _from_outside(fix: Fix) -> Changes:
-    section, _, name = (fix.setting or "").rpartition(".")
-    if name in OUTSIDE or (section == "environment" and name in VARIABLES):
-        return {name: fix.value}
-    return {"matmul_precision": "high"} if name == "precision" and fix.value == "tf32" else {}
 
 
 def _first_workers(evidence: Evidence) -> Changes:

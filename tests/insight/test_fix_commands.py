@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import io
 import itertools
+import json
 import re
 import shlex
 import subprocess
@@ -18,7 +19,9 @@ from PIL import Image
 
 import launcher
 from launcher.commands import main
+from launcher.commands.watch import _report
 from launcher.config import yaml_file
+from launcher.insight import outside
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.findings import Fix
 from launcher.insight.measurements import Measurements, read
@@ -27,6 +30,8 @@ from launcher.prepare import prepare
 from launcher.record import records
 from launcher.record.records import RunFolder
 from launcher.runner import start_record
+from launcher.runner.run import Run
+from launcher.runner.watch import Ended
 from tests.conftest import WEIRD_NAMES
 from tests.insight.observed import observed
 from tests.insight.planted import plant
@@ -314,23 +319,65 @@ def test_a_line_that_takes_a_key_of_the_config_is_changed_there(script_job, tmp_
     assert keys == {"hyperparameters.workers", "hyperparameters.batch"}
 
 
-def test_a_watched_command_gets_lines_and_advice_and_no_command_is_made_up(store):
+def diagnosed(folder: RunFolder, words: list[str], planted: dict[str, Any], **environment: str) -> Diagnosis:
+    """A planted run of a command, as `launcher watch` records it."""
+    folder.path.mkdir(parents=True)
+    observed(folder.host("algo-1") / "output/data/algo-1", planted)
+    host = {"name": "algo-1", "command": words, "environment": environment}
+    plan = {"name": folder.name, "planned": "2026-11-22T10:00:00+00:00", "backend": "watch", "job": {"name": "mine"}}
+    records.write_json(folder.plan, {**plan, "hosts": [host]})
+    return Diagnosis(read(str(folder.path)))
+
+
+def test_a_watched_command_gets_lines_and_advice_and_a_command_for_what_is_set_from_outside(store):
+    set_by_command = set()
     for number, case in enumerate(case for case in PLANTED if PLANTED[case]["phases"] is not None):
-        folder = RunFolder(store / f"watched-{number}")
-        folder.path.mkdir(parents=True)
-        words = ["python", "train.py", "--workers", str(PLANTED[case].get("settings", {}).get("num_workers", 4))]
-        plan = {
-            "name": folder.name,
-            "planned": "2026-11-22T10:00:00+00:00",
-            "backend": "watch",
-            "job": {"name": "mine"},
-        }
-        observed(folder.host("algo-1") / "output/data/algo-1", PLANTED[case])
-        records.write_json(folder.plan, {**plan, "hosts": [{"name": "algo-1", "command": words}]})
-        found = Diagnosis(read(str(folder.path)))
+        workers = str(PLANTED[case].get("settings", {}).get("num_workers", 4))
+        words = ["python", "it's my train.py", "--workers", workers]
+        environment = {"LAUNCHER_SETTINGS": '{"pin_memory": true, "num_workers": 64}'}
+        found = diagnosed(RunFolder(store / f"watched-{number}"), words, PLANTED[case], **environment)
         assert "launcher replay" not in str(found)
         for fix in [fix for finding in found.findings for fix in finding.fixes]:
-            assert fix.command is None and (fix.label == "advice" or fix.change), fix
+            changes = outside.changes_of(fix.setting, fix.value)
+            assert (fix.command is not None) == bool(changes) and (fix.label == "advice" or fix.change), fix
+            if fix.command is not None and changes.keys() - set_by_command:
+                assert f"  {fix.command}\n" in str(found) and [*typed(fix.command)] == [["watch", "--", *words]]
+                shown = f'launcher() {{ printf "%s" "$LAUNCHER_SETTINGS"; }}; {fix.command}'
+                settings = subprocess.run(["bash", "-c", shown], capture_output=True, check=True).stdout
+                assert json.loads(settings) == {"pin_memory": True, "num_workers": 64, **changes}
+                set_by_command |= changes.keys()
+    assert set_by_command == {"num_workers", "matmul_precision", "persistent_workers"}
+
+
+def test_a_variable_of_a_watched_command_stands_before_it():
+    words, environment = ("python", "train.py"), {"LAUNCHER_SETTINGS": '{"num_workers": 1}', "OMP_NUM_THREADS": "8"}
+    fix = Fix(setting="environment.OMP_NUM_THREADS", value="4", watched=outside.Watched(words, environment))
+    assert (
+        fix.command == """LAUNCHER_SETTINGS='{"num_workers": 1}' OMP_NUM_THREADS=4 launcher watch -- python train.py"""
+    )
+    assert replace(fix, setting="batch_size").command is None
+
+
+def test_the_end_of_a_watched_command_says_the_command_to_paste(store, capsys):
+    folder = RunFolder(store / "watched")
+    [fix, *_] = diagnosed(folder, ["python", "train.py"], PLANTED["too_many_workers", "harsh"]).findings[0].fixes
+    records.write_json(folder.outcome, {"state": records.COMPLETED, "seconds": 18.0})
+    _report(Ended(Run(folder), 0, left=False, hung_up=False), None)
+    assert f"     fix: {fix}\n     {fix.command}\n" in capsys.readouterr().err and fix.command is not None
+
+
+@pytest.mark.parametrize(
+    ("words", "environment"),
+    [
+        (["python", "train.py", "--token", "***"], {}),
+        (["python", "train.py"], {"LAUNCHER_SETTINGS": "***"}),
+        ([], {}),
+    ],
+    ids=["a redacted word", "a redacted variable", "not recorded"],
+)
+def test_a_command_that_is_not_recorded_whole_is_not_made_up(store, words, environment):
+    found = diagnosed(RunFolder(store / "watched"), words, PLANTED["too_many_workers", "harsh"], **environment)
+    assert found.findings and all(fix.command is None for finding in found.findings for fix in finding.fixes)
 
 
 def test_a_fix_that_the_run_has_already_is_not_advised():

@@ -69,7 +69,7 @@ def test_a_command_that_waits_for_its_reads_gets_more_workers_and_the_same_losse
     assert workers and workers[0] >= 4 and "logged steps, to the digits printed" in reported.out
     assert "the limit that is left: " in reported.out
     assert "in the script: DataLoader(num_workers=1) at train.py:" in reported.out
-    assert "as measured: LAUNCHER_SETTINGS=" in reported.out
+    assert "\nLAUNCHER_SETTINGS='{" in reported.out
     page = (tmp_path / "why.html").read_text()
     assert f"num_workers={workers[0]}: kept" in page and "expected" in page and "Storage is too slow" in page
     speed = float(reported.out.split("speed-up ")[-1].split()[0]) if "speed-up" in reported.out else 0

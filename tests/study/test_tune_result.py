@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -92,7 +93,8 @@ def test_an_error_that_ended_the_search_loses_no_result_and_is_the_exit_code(pla
 
 def test_nothing_that_is_shown_holds_a_secret(place, tmp_path):
     [shown] = tuned(CommandSubject(["python", "my train.py", "--token", "hunter2"], "it"), {"pin_memory": True}).how()
-    assert shown.endswith("launcher watch -- python 'my train.py' --token '***'")
+    command = """LAUNCHER_SETTINGS='{"pin_memory": true}' launcher watch -- python 'my train.py' --token '***'"""
+    assert shown == (command, False), "not to paste"
     config = tmp_path / "config.yaml"
     config.write_text(
         (place / "config.yaml")
@@ -102,8 +104,17 @@ def test_nothing_that_is_shown_holds_a_secret(place, tmp_path):
     job = JobSubject(launcher.load(config), "process", 60)
     found = tuned(job, {"OMP_NUM_THREADS": 2, "num_workers": 3}, config)
     assert "+environment: ***" in found.diff() and "+  num_workers: 3" in found.diff(), found.diff()
-    assert "hunter2" not in "".join(found.how())
+    assert "hunter2" not in "".join(text for text, _ in found.how())
     assert "{MY_TOKEN: hunter2" in found.write(tmp_path / "new.yaml").read_text()
+
+
+def test_the_command_with_the_changes_is_a_line_of_its_own_to_paste():
+    found = tuned(CommandSubject(["python", "my train.py"], "it"), {"OMP_NUM_THREADS": "2", "num_workers": 3})
+    found.search.first = found.search.best
+    found.search.best[0].diagnosis = SimpleNamespace(findings=(), evidence=None, headline="nothing")
+    command = """LAUNCHER_SETTINGS='{"num_workers": 3}' OMP_NUM_THREADS=2 launcher watch -- python 'my train.py'"""
+    assert command in str(found).splitlines()
+    assert f"<code>{escape(command)}</code>" in found._repr_html_()
 
 
 def test_a_config_that_cannot_be_edited_loses_no_result(place, tmp_path, monkeypatch):
@@ -112,9 +123,9 @@ def test_a_config_that_cannot_be_edited_loses_no_result(place, tmp_path, monkeyp
         JobSubject(launcher.load(place / "config.yaml"), "process", 60), {"num_workers": 3}, place / "config.yaml"
     )
     assert found.new_config() is None and found.diff() == ""
-    assert found.how() == [f"launcher run {place / 'config.yaml'} hyperparameters.num_workers=3"]
+    assert found.how() == [(f"launcher run {place / 'config.yaml'} hyperparameters.num_workers=3", True)]
     found.subject.on = "docker"
-    assert found.how() == [f"launcher run {place / 'config.yaml'} --on docker hyperparameters.num_workers=3"]
+    assert found.how() == [(f"launcher run {place / 'config.yaml'} --on docker hyperparameters.num_workers=3", True)]
     with pytest.raises(launcher.UserError, match=r"hides where a key belongs[^$]*hyperparameters.num_workers=3"):
         found.write(tmp_path / "new.yaml")
 
@@ -148,7 +159,8 @@ def test_the_calls_own_values_are_in_the_new_config_and_in_the_command(place, tm
     assert (new["epochs"], new["model_options"]["depth"], new["num_workers"]) == (2, 1, 3)
     assert "hunter2" not in (tmp_path / "new.yaml").read_text()
     monkeypatch.setattr(Tuning, "new_config", lambda self: None)
-    [shown] = found.how()
+    [(shown, to_paste)] = found.how()
+    assert not to_paste, "a secret is left out"
     words = shlex.split(shown)
     assert words[:3] == ["launcher", "run", str(file)]
     assert words[3:] == [*given[:2], "environment.MY_TOKEN=***", "hyperparameters.num_workers=3"]

@@ -167,8 +167,18 @@ def test_a_change_to_a_script_without_a_seed_is_kept_and_said_to_be_not_compared
 @pytest.mark.parametrize(
     ("orders", "ranks", "kept", "said"),
     [
-        (["2.1 2.9", "2.1 2.9", "2.1 2.9", "2.9 2.1"], 2, True, "the same losses in 2 logged steps, to the digits printed"),
-        (["2.1 2.9", "2.1 2.9", "2.1 2.9", "2.1 2.9"], 2, True, "the same losses in 4 logged steps, to the digits printed"),
+        (
+            ["2.1 2.9", "2.1 2.9", "2.1 2.9", "2.9 2.1"],
+            2,
+            True,
+            "the same losses in 2 logged steps, to the digits printed",
+        ),
+        (
+            ["2.1 2.9", "2.1 2.9", "2.1 2.9", "2.1 2.9"],
+            2,
+            True,
+            "the same losses in 4 logged steps, to the digits printed",
+        ),
         (["2.1 2.9", "2.1 2.8", "2.1 2.9", "2.1 2.8"], 2, False, "other losses, first at step 4: 2.8 instead of 2.9"),
         (["2.1 2.9", "2.1 2.9", "2.1 2.9", "2.9 2.1"], 1, False, "other losses, first at step 1: 2.9 instead of 2.1"),
     ],

@@ -232,11 +232,15 @@ def test_a_shell_stops_and_continues_it(tmp_path):
     assert terminal.end() == 0
 
 
-def test_its_record_is_that_of_a_run_without_a_secret(tmp_path):
+def test_its_record_is_that_of_a_run_without_a_secret(tmp_path, monkeypatch):
+    monkeypatch.setenv("LAUNCHER_SETTINGS", '{"num_workers": 1}')
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
     words = [sys.executable, "-c", "print('epoch 1/1 step 2/2 loss 0.5000')", "--token", "hush1", "API_KEY=hush2"]
     assert watched(*words, options=["--name", "my try"], cwd=tmp_path).returncode == 0
     run = the_run()
     assert run.name.startswith("my-try-") and run.backend == "watch"
+    [host] = run.folder.read(run.folder.plan)["hosts"]
+    assert host["environment"] == {"LAUNCHER_SETTINGS": '{"num_workers": 1}', "OMP_NUM_THREADS": "2"}
     everything = b"".join(file.read_bytes() for file in run.folder.path.rglob("*") if file.is_file())
     assert b"hush" not in everything
     shown = typed("show", "my-try").stdout

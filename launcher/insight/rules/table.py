@@ -115,8 +115,9 @@ def _followable(finding: Finding, evidence: Evidence) -> Finding:
         if finding.gain is not None and fixes[:1] != finding.fixes[:1]:
             finding = replace(finding, gain=of_other_fixes(finding))
         finding = replace(finding, fixes=fixes or (_probe(evidence),))
-    replayed = evidence.measurements.replay
-    return replace(finding, fixes=tuple(replace(fix, run=replayed.run if replayed else None) for fix in finding.fixes))
+    replayed, watched = evidence.measurements.replay, evidence.measurements.watched
+    run = replayed.run if replayed else None
+    return replace(finding, fixes=tuple(replace(fix, run=run, watched=watched) for fix in finding.fixes))
 
 
 OF_WORKERS = ("hyperparameters.num_workers", "hyperparameters.worker_type")
