@@ -322,8 +322,9 @@ class CommandSubject(Subject):
             reason = f"it did not end within {TO_END:.0f} s of SIGTERM, and was killed"
             records.write_json(run.folder.outcome, {"state": records.STOPPED, "stop_reason": reason})
         if run is None:
-            fix = f"launcher watch -- {' '.join(redact_command(self.command))} shows what is wrong"
-            raise mistake("command", f"ended with {process.returncode} before it was recorded", fix)
+            again = outside.watch_command(self.variables(changes), redact_command(self.command))
+            found = f"ended with {process.returncode} before it was recorded"
+            raise mistake("command", found, f"{again} shows what is wrong")
         return run
 
     def changes_of(self, fix: Fix) -> Changes:

@@ -234,6 +234,17 @@ def test_a_trial_that_is_stopped_leaves_no_process(tmp_path, monkeypatch, how, f
     wait_until(lambda: not Path(f"/proc/{pid}").exists(), what="it is gone")
 
 
+def test_a_trial_without_a_record_says_which_command_to_paste(tmp_path, monkeypatch):
+    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path / "a:b"))  # which `launcher watch` refuses
+    subject = CommandSubject([sys.executable, "my train.py", "--token", "hunter2"], "it")
+    with pytest.raises(launcher.UserError) as refused:
+        subject.run({"num_workers": 2}, lambda run: "", print, lambda run: None)
+    [issue] = refused.value.issues
+    command, _, shown = issue.fix.partition(" shows ")
+    words = ["""LAUNCHER_SETTINGS={"num_workers": 2}""", "launcher", "watch", "--", sys.executable, "my train.py"]
+    assert shlex.split(command) == [*words, "--token", "***"] and shown == "what is wrong"
+
+
 @pytest.mark.parametrize("seconds", [0, 100], ids=["both ended", "both run"])
 def test_two_tunings_of_the_same_name_side_by_side_keep_to_their_own_runs(tmp_path, monkeypatch, seconds):
     """The other one's run is there first, in the same second or before."""
