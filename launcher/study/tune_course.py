@@ -79,7 +79,13 @@ def course(evidence: Evidence, name: str, batch: int | None) -> Course:
         first = int(np.searchsorted(begun, windows.WARM_UP_STEPS)) - 1  # the last of the first steps
     if steps is None or len(steps.step) - first < 3:
         found = f"{name} recorded too few steps: {windows.WARM_UP_STEPS} warm-up steps and two more windows are needed"
-        raise mistake("--minutes", found, "allow more minutes or fewer trials, or lower hyperparameters.log_every")
+        if evidence.facts.get("state") == records.COMPLETED:
+            key, fixes = "steps", ["it came to its own end: train for more steps"]
+        else:
+            key, fixes = "--minutes", ["allow more minutes or fewer trials"]
+        if evidence.script is None:
+            fixes.append("lower hyperparameters.log_every")
+        raise mistake(key, found, ", or ".join(fixes))
     usual, in_first = float(evidence.step_seconds or 0.0), float(windows.counts(steps)[0])
     began = float(steps.ended[0]) - (in_first - 1) * usual - float(evidence.facts.get("seconds_to_first_step", usual))
     return Course(

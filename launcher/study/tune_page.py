@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from html import escape
 
 from launcher.insight import page as diagnosis_page
+from launcher.insight.charts import MIN_SAMPLES
 from launcher.show import html
 from launcher.show.lines import Curve, LineChart, Mark, line_charts
 from launcher.show.spread import Spread
@@ -70,10 +71,11 @@ def _step(step: Step, render: html.Renderer) -> str:
 
 
 def _curves(step: Step) -> Picture:
-    """The losses before and after, side by side; empty if none can be drawn."""
+    """The losses before and after, side by side; empty if neither is a curve."""
     sides = (("before", step.before[0].losses), (str(step.proposal), step.after[0].losses))
     curves = tuple(Curve(name, marks) for name, losses in sides if (marks := _marks(losses or {})))
-    return line_charts([LineChart("Training loss", "loss", "steps", curves)]) if curves else Picture()
+    drawn = any(len(curve.marks) >= MIN_SAMPLES for curve in curves)
+    return line_charts([LineChart("Training loss", "loss", "steps", curves)]) if drawn else Picture()
 
 
 def _marks(losses: Losses) -> tuple[Mark, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import shutil
@@ -9,10 +10,14 @@ import shutil
 import numpy as np
 import pytest
 
+from launcher.config.issues import UserError
+from launcher.insight.evidence import Evidence
+from launcher.insight.script import Script
 from launcher.record.records import RunFolder, write_json
 from launcher.runner.run import Run
 from launcher.study import tune_course
 from launcher.study.tune_course import Course, LossesCompared
+from tests.insight.planted import plant
 
 
 def course(each: float, start: float = 10.0, images: int = 100) -> Course:
@@ -91,6 +96,29 @@ def test_losses_of_a_run_that_was_removed_are_not_the_same():
         found = tune_course.compare(before, after)
         assert found.removed and not found.same and found.text == "losses not compared: a trial's run was removed"
     assert tune_course.compare([{}], [{}]) == LossesCompared(True, "losses not compared: none were logged or printed")
+
+
+@pytest.mark.parametrize(
+    ("state", "script", "key", "fix"),
+    [
+        ("Stopped", None, "--minutes", "allow more minutes or fewer trials, or lower hyperparameters.log_every"),
+        ("Stopped", Script(), "--minutes", "allow more minutes or fewer trials"),
+        (
+            "Completed",
+            None,
+            "steps",
+            "it came to its own end: train for more steps, or lower hyperparameters.log_every",
+        ),
+        ("Completed", Script(), "steps", "it came to its own end: train for more steps"),
+    ],
+)
+def test_a_trial_of_too_few_steps_says_what_can_be_changed(state, script, key, fix):
+    """A command has no log_every, and one that ends by itself takes no more minutes."""
+    short = plant(phases={"student_forward": 0.1}, steps=6, log_every=1, facts={"state": state})
+    with pytest.raises(UserError, match="it recorded too few steps") as refused:
+        tune_course.course(Evidence(dataclasses.replace(short, script=script)), "it", 8)
+    [issue] = refused.value.issues
+    assert (issue.key, issue.fix) == (key, fix)
 
 
 @pytest.mark.parametrize("state, count", [("Completed", 3), ("Stopped", 2)])

@@ -179,5 +179,5 @@ def test_losses_that_are_no_numbers_are_not_drawn():
     for broken in (math.inf, math.nan):
         drawn = page(finite, {1: 0.5, 2: broken})
         assert drawn.count("<circle") == 3 and "nan" not in drawn
-        assert page({1: broken, 2: 0.4}, {1: broken}).count("<circle") == 1
+        assert "<svg" not in page({1: broken, 2: 0.4}, {1: broken}), "a single loss is no curve"
         assert "<svg" not in page({1: broken}, {1: broken})
