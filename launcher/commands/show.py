@@ -18,6 +18,7 @@ from launcher.commands.runs import as_last_heard
 from launcher.config import students
 from launcher.record import records, removal
 from launcher.record.log_lines import last_lines
+from launcher.record.metric_lines import GOES_ON, parse_line
 from launcher.record.progress import RunProgress, percent
 from launcher.runner.run import Run
 from launcher.show.table import Table
@@ -187,9 +188,8 @@ def _about_the_price(plan: dict[str, Any], outcome: dict[str, Any], run: Run) ->
         lines.append(f"  billed      {outcome['billable_seconds']} s on each host")
     if outcome.get("cost_usd") is not None:
         whole = outcome["state"] == records.COMPLETED and not plan.get("hyperparameters", {}).get("max_steps")
-        found = (one.get("epoch") for one in run.metrics()) if whole else ()  # a resumed run's do not start at 1
-        epochs = {epoch for epoch in found if isinstance(epoch, int) and epoch > 0}
-        each = f", {dollars(outcome['cost_usd'] / len(epochs))} an epoch" if epochs else ""
+        epochs = _epochs(plan, run) if whole else 0
+        each = f", {dollars(outcome['cost_usd'] / epochs)} an epoch" if epochs else ""
         lines.append(f"  cost        {dollars(outcome['cost_usd'])}{each}")
     if outcome.get("warm_pool_usd"):
         lines.append(f"  warm pool   cost {dollars(outcome['warm_pool_usd'])} besides")
@@ -198,3 +198,25 @@ def _about_the_price(plan: dict[str, Any], outcome: dict[str, Any], run: Run) ->
     if outcome.get("interruptions"):
         lines.append(f"  spot        interrupted {counted(outcome['interruptions'], 'time')}")
     return lines
+
+
+def _epochs(plan: dict[str, Any], run: Run) -> int:
+    """Epochs that a completed run trained; 0: not known. An epoch shorter than a window of logged steps may have no metric line."""
+    found = [epoch for one in run.metrics() if isinstance(epoch := one.get("epoch"), int) and epoch > 0]
+    return max(found) - _first_epoch(plan, run, min(found)) + 1 if found else 0
+
+
+def _first_epoch(plan: dict[str, Any], run: Run, of_metrics: int) -> int:
+    """The first epoch that was paid for: 1, or of a resumed run that of its first metric line. After an interruption the log begins
+    with the first attempt, `metrics.jsonl` with the last one.
+
+    Args:
+        of_metrics: of `metrics.jsonl`, for a log without metric lines.
+    """
+    resumed = bool(plan.get("resumes"))
+    for host, line in run.logs():
+        if host == run.hosts[0] and GOES_ON.match(line):
+            resumed = True
+        elif host == run.hosts[0] and (metric := parse_line(line)) is not None:
+            return max(metric.epoch, 1) if resumed else 1
+    return of_metrics if resumed else 1

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 from launcher.config.metrics import metric_table
 
+GOES_ON = re.compile(r"^resuming from the checkpoint of step (\d+)$")
+"""How a script reports the step from which it resumes, as entrypoints/training/engine/loop.py does."""
+
 
 @dataclass(frozen=True)
 class Metric:

@@ -10,7 +10,6 @@ import contextlib
 import functools
 import math
 import random
-import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ from launcher.insight.diagnose import speed
 from launcher.planner import groups
 from launcher.planner.plan import Plan, refuse_errors
 from launcher.record import records
+from launcher.record.metric_lines import GOES_ON
 from launcher.runner import kills as killing
 from launcher.runner.curves import Curve, compare, curve, missing, other_file, weights
 from launcher.runner.goodput import Goodput
@@ -43,9 +43,6 @@ TRIES = 5
 """Consecutive trainings that may end before their first kill."""
 
 LONGER = "train longer, for example with hyperparameters.epochs and, where it is set, max_steps"
-
-GOES_ON = re.compile(r"^resuming from the checkpoint of step (\d+)$")
-"""How a script reports the step from which it resumes, as entrypoints/training/engine/loop.py does."""
 
 
 @dataclass

@@ -121,12 +121,27 @@ def test_a_run_without_a_commit_says_why(reason, said, capsys):
     assert f"  commit      {said}\n" in capsys.readouterr().out
 
 
-def test_an_epoch_of_a_resumed_run_costs_its_share_of_that_runs_own_epochs(capsys):
-    folder = recorded("spot-20260101-000000-abcd", price={"text": "at most $9.00"}, git={})
+RESUMED = "resuming from the checkpoint of step 180\n"
+
+
+@pytest.mark.parametrize(
+    ("plan", "log", "epochs", "each"),
+    [
+        ({}, RESUMED + "epoch 19/20 step 190/200 loss 1.0\n", (19, 19, 20), "$1.50"),
+        ({"resumes": "spot-20251231-000000-abcd"}, "its own words\n", (19, 19, 20), "$1.50"),
+        ({}, "epoch 1/20 step 10/200 loss 1.0\n" + RESUMED, (19, 19, 20), "$0.15"),
+        ({}, "epoch 2/80 step 10/400 loss 1.0\n", range(2, 81, 2), "$0.0375"),
+        ({}, "", (1, 2), "$1.50"),
+    ],
+    ids=["resumed", "resumed by its plan", "interrupted", "short epochs", "observed"],
+)
+def test_an_epoch_costs_its_share_of_those_that_the_run_trained(plan, log, epochs, each, capsys):
+    folder = recorded("spot-20260101-000000-abcd", price={"text": "at most $9.00"}, git={}, **plan)
     folder.outcome.write_text(json.dumps({"state": "Completed", "cost_usd": 3.0}))
-    folder.metrics.write_text("".join(f'{{"rank": 0, "epoch": {epoch}, "step": {epoch}}}\n' for epoch in (19, 19, 20)))
+    folder.metrics.write_text("".join(f'{{"rank": 0, "epoch": {epoch}, "step": {epoch}}}\n' for epoch in epochs))
+    folder.log("algo-1").write_text(log)
     print_run(launcher.Run(folder))
-    assert "  cost        $3.00, $1.50 an epoch\n" in capsys.readouterr().out
+    assert f"  cost        $3.00, {each} an epoch\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
