@@ -226,6 +226,15 @@ def test_a_command_that_lacks_a_folder_names_it(capsys, words, expected):
     assert expected in capsys.readouterr().err
 
 
+def test_what_verify_would_ignore_is_refused_all_at_once(capsys):
+    words = ["--size", "0", "--validation-fraction", "0.25", "--shards", "1MB", "--jpeg-quality", "95", "--unlabelled"]
+    assert main.main(["prepare", "digits", "a folder", "--verify", *words]) == 2
+    printed = capsys.readouterr().err
+    assert "6 mistakes" in printed and "--verify: two folders, digits and a folder" in printed
+    assert "launcher prepare --verify TARGET takes one folder" in printed and "--verify 'a folder'" in printed
+    assert printed.count(": given beside --verify, which only reads") == 5 and "--shards: given" in printed
+
+
 def test_a_source_of_which_nothing_can_be_read_is_refused(tmp_path):
     for name in "ab":
         (tmp_path / "in" / name).mkdir(parents=True)
