@@ -164,9 +164,10 @@ def _about_the_job(job: Job, grid: StudySection, on: str) -> Iterator[Issue]:
         fix = "fewer study.hosts; or CUDA_VISIBLE_DEVICES= before the command, to train on the CPU at every size"
         found = f"{most} hosts need {processes} GPUs, this machine has {gpus}: they would train on the CPU, the others on GPUs"
         yield Issue(key="study.hosts", found=found, fix=fix)
-    if grid.deadline_hours is not None and not isinstance(job.hyperparameters.get("epochs"), int):
-        fix = "write hyperparameters.epochs"
-        yield Issue(key="study.deadline_hours", found="the number of epochs is not set", fix=fix)
+    for name in ("deadline_hours", "budget_usd"):
+        if getattr(grid, name) is not None and not isinstance(job.hyperparameters.get("epochs"), int):
+            fix = "write hyperparameters.epochs"
+            yield Issue(key=f"study.{name}", found="the number of epochs is not set", fix=fix)
 
 
 def _about_the_batches(job: Job, grid: StudySection, each: int) -> Iterator[Issue]:

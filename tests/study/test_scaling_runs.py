@@ -164,6 +164,9 @@ def test_what_cannot_be_compared_is_refused_before_anything_runs(place, monkeypa
         "hyperparameters.global_batch_size=7", "study.batches=[]"
     )
     assert "missing" in refused("hyperparameters.global_batch_size=null")
+    reported = refused("hyperparameters.epochs=null", "study.deadline_hours=1", "study.budget_usd=5")
+    for key in ("study.deadline_hours", "study.budget_usd"):
+        assert f"{key}: the number of epochs is not set" in reported, reported
     monkeypatch.setattr(local_hosts, "gpu_count", lambda: 2)
     assert "4 hosts need 4 GPUs, this machine has 2" in refused("--hosts", "1,4")
     assert "GPUs" not in refused("--hosts", "1,4", "--on", "docker", "distribution=none"), (
