@@ -126,20 +126,23 @@ def _on_one_machine(job: Job, grid: StudySection, on: str) -> tuple[Job, int | N
         note = f"all hosts run on this machine and share its CPU and memory, with {counted(each, 'GPU')} per host"
         return job.model_copy(update={"compute": compute.model_copy(update={"processes_per_host": each})}), None, [note]
     cores, each = core_count(), compute.processes_per_host or 1
-    threads = job.environment.get(THREADS) or str(max(1, cores // (most * each)))
+    asked = job.hyperparameters.get("num_workers", "auto")
+    workers = asked if isinstance(asked, int) else 0
+    threads = job.environment.get(THREADS) or str(max(1, cores // (most * each) - workers))
     job = job.model_copy(update={"environment": {**job.environment, THREADS: threads}})
+    and_workers = f" and {counted(workers, 'data worker')}" if workers else ""
     notes = [
         f"all hosts run on this machine and share its {cores} cores, memory and caches; each process has {threads} "
-        f"thread{'s' if threads != '1' else ''} at every size"
+        f"thread{'s' if threads != '1' else ''}{and_workers} at every size"
     ]
-    if job.hyperparameters.get("num_workers", "auto") == "auto":
+    if asked == "auto":
         job = job.model_copy(update={"hyperparameters": {**job.hyperparameters, "num_workers": 0}})
         notes.append("num_workers is 0: data workers would take cores from the other hosts")
-    crowded = [hosts for hosts in grid.hosts if threads.isdecimal() and hosts * each * int(threads) > cores]
+    crowded = [hosts for hosts in grid.hosts if threads.isdecimal() and hosts * each * (int(threads) + workers) > cores]
     if crowded:
         notes.append(
-            f"{', '.join(map(str, crowded))} hosts have more threads than this machine has cores: they are listed without an "
-            "efficiency, and left out of the model and the advice"
+            f"{', '.join(map(str, crowded))} hosts have more threads and data workers than this machine has cores: they are listed "
+            "without an efficiency, and left out of the model and the advice"
         )
     return job, cores, notes
 

@@ -22,7 +22,7 @@ class Size(Repeats):
     rows: tuple[Row, ...]
     """A row of the table for each repeat."""
     shares_cores: bool = False
-    """Whether the hosts are on one machine and have more threads than it has cores."""
+    """Whether the hosts are on one machine and have more threads and data workers than it has cores."""
 
     @property
     def processes(self) -> int:
@@ -138,13 +138,14 @@ def sizes(rows: Iterable[Row], cores: int | None) -> list[Size]:
     for row in rows:
         grouped.setdefault((int(row["hosts"]), int(row["global_batch"])), []).append(row)
     return [
-        Size(hosts, batch, tuple(mine), cores is not None and _threads(mine) > cores)
+        Size(hosts, batch, tuple(mine), cores is not None and _threads_and_workers(mine) > cores)
         for (hosts, batch), mine in sorted(grouped.items())
     ]
 
 
-def _threads(rows: Sequence[Row]) -> int:
-    return max(int(row["world_size"]) * int(row["threads"] or 1) for row in rows)
+def _threads_and_workers(rows: Sequence[Row]) -> int:
+    """Of all processes: what may take a core at the same time."""
+    return max(int(row["world_size"]) * (int(row["threads"] or 1) + int(row["data_workers"] or 0)) for row in rows)
 
 
 def lines(found: Sequence[Size], batches: Sequence[int], global_batch: int | None) -> list[Line]:

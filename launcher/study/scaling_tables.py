@@ -36,7 +36,9 @@ def measured(lines: Sequence[Line], usd_per_hour: float | None, own_price: str) 
         "it includes the wait for a slower rank.",
     ]
     if any(row[5] == SHARED for row in rows):
-        notes.append(f"{SHARED}: more threads than this machine has cores. One machine per host would be faster.")
+        notes.append(
+            f"{SHARED}: more threads and data workers than this machine has cores. One machine per host would be faster."
+        )
     if any(len(size.rows) == 1 for line in lines for size in line.sizes):
         notes.append("One run has no spread: a difference may be chance. --repeats 3 shows it.")
     if usd_per_hour is None:

@@ -77,6 +77,8 @@ def test_hosts_that_share_cores_are_shown_and_not_judged():
     crowded = study([{**each, "threads": "2"} for each in rows], "process", mode="weak")
     assert [size.shares_cores for size in crowded.lines[0].sizes] == [False, True, True]
     assert "fewer than two sizes have cores of their own" in crowded.verdict
+    fed = study([{**each, "data_workers": "1"} for each in rows], "process", mode="weak")
+    assert [size.shares_cores for size in fed.lines[0].sizes] == [False, True, True]
     everything = study([{**each, "threads": "4"} for each in rows], "process", mode="weak")
     assert everything.model is None and everything.lines[0].first is None and "nothing to fit" in str(everything)
 

@@ -191,10 +191,14 @@ def test_hosts_on_one_machine_get_the_same_threads_and_the_crowded_are_named(pla
     asked = ScalingQuestion.of(HYUNDAI, several, "process", True)
     base = asked.base
     assert (base.environment["OMP_NUM_THREADS"], base.hyperparameters["num_workers"], asked.cores) == ("1", 0, 2)
-    assert "4 hosts have more threads than this machine has cores" in asked.notes[-1]
+    assert "4 hosts have more threads and data workers than this machine has cores" in asked.notes[-1]
     assert "num_workers is 0" in asked.notes[1] and asked.grid.batches == [4, 8, 16]
     asked = ScalingQuestion.of(HYUNDAI, ["study.hosts=[1]"], "process", True)
     assert asked.base.environment["OMP_NUM_THREADS"] == "2" and len(asked.notes) == 1
+    asked = ScalingQuestion.of(HYUNDAI, ["study.hosts=[1]", "hyperparameters.num_workers=1"], "process", True)
+    assert "each process has 1 thread and 1 data worker at every size" in asked.notes[0] and len(asked.notes) == 1
+    asked = ScalingQuestion.of(HYUNDAI, ["study.hosts=[1, 2]", "hyperparameters.num_workers=1"], "process", True)
+    assert asked.base.environment["OMP_NUM_THREADS"] == "1" and asked.notes[-1].startswith("2 hosts have more threads")
     monkeypatch.setattr(local_hosts, "gpu_count", lambda: 4)
     asked = ScalingQuestion.of(HYUNDAI, ["study.hosts=[1, 2]"], "process", True)
     assert asked.base.compute.processes_per_host == 2 and asked.cores is None, (
