@@ -55,7 +55,8 @@ class ScalingQuestion(Question):
         plan(job, on=on)  # refuses an unknown backend
         grid = job.study or StudySection()
         grid = grid.model_copy(update={"hosts": sorted(set(grid.hosts))})
-        base, cores, notes = _on_one_machine(job, grid, on) if backends.get(on).on_this_machine else (job, None, [])
+        shared = backends.get(on).hosts_share_a_machine()
+        base, cores, notes = _on_one_machine(job, grid, on) if shared else (job, None, [])
         base = base.model_copy(update={"compute": base.compute.model_copy(update={"instance_count": 1})})
         each = backends.get(on).world_size(base)
         readable = not any("study." in issue.key for issue in found)

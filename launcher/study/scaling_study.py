@@ -109,7 +109,7 @@ class ScalingStudy(Study):
     @property
     def _points(self) -> list[Point]:
         there = {(size.hosts, size.global_batch) for line in self.lines for size in line.clean}
-        one_machine = backends.get(self.on).on_this_machine
+        one_machine = backends.get(self.on).hosts_share_a_machine()
         return [size.point(one_machine) for size in self.sizes if (size.hosts, size.global_batch) in there]
 
 

@@ -104,6 +104,13 @@ def test_hosts_that_crowd_a_machine_are_told_apart_from_those_that_wait_for_each
     assert found.model.step(2, 8).seconds == pytest.approx(0.084)
 
 
+@pytest.mark.parametrize(("address", "neighbours"), [("", [0, 0]), ("http://127.0.0.1:4566", [0, 1])])
+def test_hosts_of_an_emulator_are_neighbours_on_one_machine(monkeypatch, address, neighbours):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+    found = study([row(1, 8, 1, 100), row(2, 16, 1, 180, exposed_seconds=0.005)], mode="weak")
+    assert [each.point.neighbours for each in found.held_out] == neighbours
+
+
 def test_repeats_that_differ_much_are_called_noisy(known):
     assert "noisy" not in known.verdict, "nothing differs by more than a tenth"
     known.table += [row(1, 32, 4, 60)]

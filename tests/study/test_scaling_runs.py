@@ -199,6 +199,16 @@ def test_hosts_on_one_machine_get_the_same_threads_and_the_crowded_are_named(pla
     assert "each process has 1 thread and 1 data worker at every size" in asked.notes[0] and len(asked.notes) == 1
     asked = ScalingQuestion.of(HYUNDAI, ["study.hosts=[1, 2]", "hyperparameters.num_workers=1"], "process", True)
     assert asked.base.environment["OMP_NUM_THREADS"] == "1" and asked.notes[-1].startswith("2 hosts have more threads")
+    several += ["study.mode=weak", "study.batches=[4]", "distribution=torchrun", "compute.instance_type=ml.m5.xlarge"]
+    assert ScalingQuestion.of(HYUNDAI, several, "aws", True).cores is None, "each host has a machine"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:4566")
+    asked = ScalingQuestion.of(HYUNDAI, several, "aws", True)
+    assert (asked.base.environment["OMP_NUM_THREADS"], asked.base.hyperparameters["num_workers"], asked.cores) == (
+        "1",
+        0,
+        2,
+    )
+    assert "4 hosts have more threads" in asked.notes[-1], "an emulator's hosts are this machine's"
     monkeypatch.setattr(local_hosts, "gpu_count", lambda: 4)
     asked = ScalingQuestion.of(HYUNDAI, ["study.hosts=[1, 2]"], "process", True)
     assert asked.base.compute.processes_per_host == 2 and asked.cores is None, (
