@@ -80,7 +80,15 @@ def tuning() -> Tuning:
     kept = Proposal({"num_workers": 1}, finding, "speed-up 1.34 to 1.86 (90 %), about 1.58")
     costs = Spread((120.0, 122.0)), Spread((80.0, 81.0))
     search.steps = [
-        Step(kept, [before], [after], True, "faster in both pairs", costs=costs, losses="the same losses, to the digits printed"),
+        Step(
+            kept,
+            [before],
+            [after],
+            True,
+            "faster in both pairs",
+            costs=costs,
+            losses="the same losses, to the digits printed",
+        ),
         Step(Proposal({"precision": "bf16"}, finding, ""), [after], [worse], why="slower", same_losses=False),
     ]
     return Tuning(search.subject, Path("trials.csv"), search, None)
