@@ -110,6 +110,7 @@ TOUCHES = (
         ("checkpoint",),
         "checkpoints are written between steps",
     ),
+    Touch(("checkpoint_writing",), None, "a thread may write checkpoints beside the steps"),
     Touch(
         ("evaluate_every",), ("evaluate", "checkpoint"), "evaluations, and checkpoints before them, lie between steps"
     ),

@@ -48,6 +48,7 @@ class Checkpoints:
         folder: made where it is missing. None, on every rank: nothing is saved, and nothing found.
         fingerprint: settings that a checkpoint must have been saved with, so that this run may go on from it; JSON-ready.
         keep: how many stay. There is room for one more while it is written.
+        writing: as `checkpoint_writing` of the settings.
         log: writes a line to the log; rank 0 alone calls it.
     """
 
@@ -58,12 +59,14 @@ class Checkpoints:
         *,
         fingerprint: Mapping[str, Any] | None = None,
         keep: int = 2,
+        writing: str = "auto",
         log: Callable[[str], None] = write_line,
     ):
         self._folder, self._world, self._keep, self._log = folder, world, keep, log
         self._fingerprint = json.loads(json.dumps(fingerprint or {}))  # as it comes back: a tuple is a list there
         self._decided: dict[str, int] = {}
         self._saved: int | None = None
+        self._in_background = writing == "background" or (writing == "auto" and accelerator.is_gpu(world.device))
         # at the interpreter's end it finishes what it has begun
         self._writer = ThreadPoolExecutor(1, "checkpoint", accelerator.make_current, (world.device,))
         self._writing: Future[str] | None = None
@@ -107,8 +110,7 @@ class Checkpoints:
 
         The new checkpoint appears whole or not at all, and only then the oldest goes. Where the disk fails, the ones before
         stay, a warning is logged and training continues: losing steps later is better than losing all of them now.
-        Beside a GPU a thread writes a copy in main memory while training goes on, at most one behind; on the CPU that would take the cores
-        from training.
+        In the background a thread writes a copy in main memory while training goes on, at most one behind.
         `load` comes first in every process: checkpoints of later steps are taken for those that it passed over, and removed.
 
         Args:
@@ -137,12 +139,12 @@ class Checkpoints:
             raise OSError(f"{trouble}. A job that resumes here repeats the steps since the previous checkpoint")
 
     def _begun(self, step: int, files: Mapping[str, Any]) -> str:
-        """Have a step written, unless it is: beside a GPU later, of a copy. What went wrong, then with the one before."""
+        """Have a step written, unless it is: in the background later, of a copy. What went wrong, then with the one before."""
         trouble = self._settled()
         if step == self._saved:
             return trouble
         checkpoint_folder.refuse_unreadable(files[SHARED], "shared")
-        if not accelerator.is_gpu(self._world.device):
+        if not self._in_background:
             return self._written(step, files)
         self._warn(trouble)
         self._writing = self._writer.submit(self._written, step, snapshot(files, self._world.device))

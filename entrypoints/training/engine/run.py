@@ -101,6 +101,7 @@ def open_run(settings: Settings, environment: Environment, world: World) -> tupl
         world,
         fingerprint=settings.fingerprint(),
         keep=settings.keep_checkpoints,
+        writing=settings.checkpoint_writing,
         log=report.log,
     )
     if not checkpoints.enabled:

@@ -1,4 +1,4 @@
-"""Copies of a GPU's tensors in main memory, for a thread that writes them while training goes on."""
+"""Copies of tensors in main memory, for a thread that writes them while training goes on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def snapshot(tree: Any, device: torch.device) -> Any:
     """A tree of dicts, lists and tuples with copies of its tensors in main memory, as they are now; the host waits once.
 
     Args:
-        device: the GPU that holds them.
+        device: that holds them.
     """
     copied = _copied(tree)
     accelerator.synchronize(device)

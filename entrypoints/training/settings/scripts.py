@@ -102,6 +102,10 @@ class TrainingSettings:
     stopped always saves one."""
     keep_checkpoints: int = setting(2, at_least=1, on_resume="may change")
     """Number of newest checkpoints kept."""
+    checkpoint_writing: Literal["auto", "inline", "background"] = setting("auto", on_resume="may change")
+    """inline: training waits while a checkpoint is written. background: it waits for a copy in main memory, which a thread writes while
+    training goes on; a process that is killed meanwhile loses the steps since the checkpoint before. auto: background on a GPU, inline on
+    CPUs, where writing would take cores from training."""
     system_monitor: bool = setting(True, on_resume="may change")
     """Sample each host's cores, memory, disks, network and GPUs while it trains, every profiling.system_interval_ms of the job or 500 ms.
     The samples go to profiler-output in its output folder, in SageMaker Debugger's format."""
