@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
 
 from tests.conftest import ROOT
 
@@ -32,3 +34,26 @@ def test_the_two_targets_differ_in_the_marker_alone():
 def test_no_test_on_the_stand_in_gpu_is_slow():
     """They run whole, in `make test`."""
     assert not [file for file in (ROOT / "tests/device").rglob("*.py") if "mark.slow" in file.read_text()]
+
+
+def test_ffcv_is_built_once_its_headers_are_there(tmp_path):
+    pip, headers, calls = (tmp_path / name for name in ("venv/bin/pip", "headers", "calls"))
+    pip.parent.mkdir(parents=True)
+    pip.write_text(
+        f'#!/bin/sh\nmkdir -p {tmp_path}/others\necho "$@" >> {calls}\ncase "$*" in *ffcv==*) test -e {headers};; esac\n'
+    )
+    pip.chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+
+    def made() -> tuple[bool, bool, int]:
+        command = ["make", f"{tmp_path}/others/.ffcv", f"VENV={tmp_path}/venv", f"OTHERS={tmp_path}/others"]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        stamps = [(tmp_path / "others" / name).exists() for name in (".installed", ".ffcv")]
+        return *stamps, len(calls.read_text().splitlines())
+
+    assert made() == (True, False, 2), "without headers the build fails, and make goes on"
+    assert made() == (True, False, 3), "and it is tried again"
+    headers.touch()
+    assert made() == (True, True, 4)
+    assert made() == (True, True, 4), "once"
