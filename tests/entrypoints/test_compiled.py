@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -15,9 +16,12 @@ from torch._functorch import config as functorch
 from training.distributed.world import World
 from training.engine.state import prepare
 from training.models import timm_models
-from training.models.compiled import Compiled, StaticBatch, allow_models
+from training.models.compiled import Compiled, StaticBatch
 from training.settings.scripts import ClassifierSettings
-from training.teacher.frozen import FrozenModel
+from training.teacher.frozen import FrozenModel, Teacher
+
+FAIL_AT_LIMIT = ("fail_on_recompile_limit_hit", "fail_on_cache_limit_hit")
+"""torch's switch, and its name before torch 2.6."""
 
 
 @pytest.fixture
@@ -68,18 +72,32 @@ def test_it_keeps_the_models_mode(counter):
     assert not StaticBatch(nn.Linear(2, 2).eval(), "the model", "compile").training
 
 
-def test_more_models_of_one_class_than_torch_compiles_by_itself_are_compiled_all(counter):
+@pytest.fixture
+def eight_at_most() -> Iterator[None]:
+    """torch's own limit, beyond which it must not run anything eagerly."""
     from torch._dynamo import config
 
-    name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
-    with config.patch(
-        {name: 8}
-    ):  # not by monkeypatch, which deletes what is in no __dict__: torch hides a deleted setting for good
-        allow_models(10)
-        models = [torch.compile(nn.Sequential(*[nn.Linear(3, 3)] * depth)) for depth in range(1, 11)]
-        for model in models:
-            model(torch.rand(2, 3))
+    limit = next(name for name in ("recompile_limit", "cache_size_limit") if hasattr(config, name))
+    # not by monkeypatch, which deletes what is in no __dict__: torch hides a deleted setting for good
+    with config.patch({limit: 8, **{name: True for name in FAIL_AT_LIMIT if hasattr(config, name)}}):
+        yield
+
+
+def test_more_models_of_one_class_than_torch_compiles_by_itself_are_compiled_all(counter, eight_at_most):
+    models = [Compiled(nn.Sequential(*[nn.Linear(3, 3)] * depth), "the model", "compile") for depth in range(1, 11)]
+    for model in models:
+        model(torch.rand(2, 3))
     assert counter.frame_count == len(models)
+
+
+def test_an_ensemble_of_more_teachers_is_compiled_beside_an_uncompiled_student(counter, eight_at_most):
+    sizes = {"img_size": 16, "embed_dim": 8, "num_heads": 1}
+    depths = range(1, 11)
+    models = [timm_models.build("vit_tiny_patch16_224", {**sizes, "depth": depth}, 3) for depth in depths]
+    teacher = Teacher([FrozenModel(model, f"depth {depth}", {}, compile=True) for model, depth in zip(models, depths)])
+    for count in (4, 2):  # the second is filled up
+        assert teacher(torch.zeros(count, 3, 16, 16, dtype=torch.uint8)).shape == (count, 3)
+    assert counter.frame_count >= len(teacher.members), "older torch may compile a model in pieces"
 
 
 def test_a_model_that_cannot_be_compiled_learns_as_it_is_and_says_so_once(monkeypatch, recwarn):

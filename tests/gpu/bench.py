@@ -39,6 +39,10 @@ MANY = 1_000_000
 """Steps, or epochs: more than any check takes."""
 
 
+FAIL_AT_LIMIT = ("fail_on_recompile_limit_hit", "fail_on_cache_limit_hit")
+"""torch's switch, and its name before torch 2.6. Without it, what exceeds `recompile_limit` runs eagerly, and only a log line says so."""
+
+
 @dataclass(frozen=True)
 class Model:
     """A timm model and its options."""
@@ -353,9 +357,12 @@ class Bench:
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
-        """torch.compile, with the sizes' backend; a fallback to eager raises."""
+        """torch.compile, with the sizes' backend; a fallback to eager raises, also torch's own at its limit of recompilations."""
+        from torch._dynamo import config
+
         options = {} if self.sizes.compile_backend is None else {"backend": self.sizes.compile_backend}
-        with warnings.catch_warnings():
+        at_limit = {name: True for name in FAIL_AT_LIMIT if hasattr(config, name)}
+        with config.patch(at_limit), warnings.catch_warnings():
             warnings.filterwarnings("error", message=".*cannot be compiled and runs eagerly.*")
             with mock.patch.object(torch, "compile", functools.partial(torch.compile, **options)):
                 yield

@@ -14,9 +14,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from tests.gpu import ROOT, __main__, outcomes, page, suite
-from tests.gpu.bench import seconds_per_step
+from tests.gpu.bench import TINY, Bench, seconds_per_step
 from tests.gpu.outcomes import NotChecked, Outcome, Result
 from tests.gpu.suite import Check
 
@@ -181,6 +182,17 @@ def test_of_what_comes_in_crowds_whole_crowds_are_measured(crowd, warm, counted)
     bench, taken = SimpleNamespace(synchronize=lambda: None, sizes=SimpleNamespace(seconds=0.0)), []
     seconds_per_step(bench, iter(lambda: taken.append(None), "never"), 5, 10, crowd)
     assert len(taken) == warm + counted
+
+
+def test_what_torch_would_run_eagerly_at_its_limit_of_recompilations_fails(tmp_path):
+    bench = Bench(torch.device("cpu"), TINY, tmp_path)
+    torch._dynamo.reset()
+    with bench.compiling(), torch._dynamo.config.patch(recompile_limit=2):
+        compiled = torch.compile(lambda number, values: values + number, dynamic=False)
+        for number in range(2):
+            compiled(number, torch.zeros(2))
+        with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
+            compiled(5, torch.zeros(2))
 
 
 def holding(bench: Any, result: Result) -> None:

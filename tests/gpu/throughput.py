@@ -9,7 +9,7 @@ import torch
 from training.engine.probe import RepeatedBatch
 from training.measure.arithmetic import Arithmetic
 from training.models import fp8
-from training.models.compiled import StaticBatch, allow_models
+from training.models.compiled import StaticBatch
 from training.settings.distillation import TeacherCacheSettings
 from training.tasks.distillation import Distillation
 from training.tasks.segmentation import Segmentation
@@ -153,7 +153,6 @@ def fp8_teacher(bench: Bench, result: Result) -> None:
     sizes, batches = bench.sizes, (36, 256)
     if (lacking := fp8.unsupported(bench.device)) is not None:
         raise NotChecked(lacking)
-    allow_models(2 * len(batches) * len(MODES))
     pixels = torch.zeros(1, 3, sizes.image_size, sizes.image_size, dtype=torch.uint8)
     images = torch.randint(
         0, 256, (36, *pixels.shape[1:]), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from typing import Any
 
 import torch
 from torch import nn
 
+_COUNTED = itertools.count(1)
+"""Numbers this process's models under torch.compile: students, averages in evaluation, a teacher's members."""
 
-def allow_models(count: int) -> None:
-    """Let torch compile `count` models of one class, each in training and in evaluation. By default it leaves the ninth uncompiled, and
-    runs it eagerly.
 
-    torch counts compilations per code object, which models of one class share (`recompile_limit`, before torch 2.6 `cache_size_limit`:
+def _allow_another() -> None:
+    """Let torch compile one more model, for up to four modes and shapes: a batch of training, of evaluation, of whole held-out images.
+
+    By default torch compiles a code object eight times, which models of one class share, and then runs what is new eagerly
+    (`recompile_limit`, before torch 2.6 `cache_size_limit`:
     https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/compile/programming_model.recompilation.html).
     """
     from torch._dynamo import config
 
     name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
-    setattr(config, name, max(getattr(config, name), 4 * count))
+    setattr(config, name, max(getattr(config, name), 4 * next(_COUNTED)))
 
 
 def _compile_backward_at_once() -> None:
@@ -47,6 +51,7 @@ class Compiled(nn.Module):
         """
         super().__init__()
         _compile_backward_at_once()
+        _allow_another()
         self.model, self.graphs, self._name, self._setting = model, graphs, name, setting
         mode = "reduce-overhead" if graphs else None  # torch's name for CUDA graphs
         self._compiled: Any = torch.compile(model, dynamic=False, mode=mode)

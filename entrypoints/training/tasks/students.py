@@ -12,7 +12,6 @@ from training.distributed.world import World
 from training.engine.delivery import Trained
 from training.engine.state import TrainingState, prepare
 from training.models import start, timm_models
-from training.models.compiled import allow_models
 from training.runtime.environment import Environment
 from training.settings.distillation import DistillationSettings
 from training.tasks.features import learner
@@ -53,8 +52,6 @@ class Students:
             ValueError: as `start.build`, `learner` and `prepare`.
         """
         self.settings, self.states = [*each.values()], list[TrainingState]()
-        if self.settings[0].compile is True:  # the same for all
-            allow_models(len(each) + 1)  # and the teacher
         for name, own in each.items():
             torch.manual_seed(own.seed)  # its initial weights, and its projection's, do not depend on other students
             model = start.build(
