@@ -28,7 +28,7 @@
 # make bench-workers    what too many data workers cost, and what fewer bring, on a simulated accelerator; what each kind of them costs the launching thread (about 30 minutes)
 # make notebooks    every notebook executed, its outputs and pictures stored where they bear out its text (about 15 minutes)
 # make test-notebooks   the notebooks' tests, with nothing else beside them: what KT's journey measures has to be as its text says
-# make gpu          every check that needs a GPU, wherever there is one, into docs/results/gpu.md (PART=2: one part of ten, 8 minutes at most;
+# make gpu          every check that needs a GPU, wherever there is one, into docs/results/gpu.md (PART=2: one part of thirteen, 8 minutes at most;
 #                   PART=--skip-passed: without the checks that passed before, of this commit)
 # make gpu-if-any   the same; where there is no GPU it says so and ends well
 # make drill        20 kills of a run at random moments and 4 of one on two hosts, resumed, and 50 of servers; compared with one undisturbed

@@ -41,6 +41,7 @@ MODELS, LOADS = ("resnet18", "resnet50", "resnet152"), (1, 4, 8, 12)
 
 PARTS = (
     *("scripts", "host", "kernels", "input", "throughput-36", "throughput-256"),
+    *("throughput-settings", "throughput-streams", "throughput-fp8"),
     *(f"augmentation-{model}" for model in MODELS),
     "journey",
 )
@@ -111,11 +112,18 @@ CHECKS = (
         for batch in (36, 256)
         for mode in ("eager", "compiled", "reduce-overhead")
     ),
-    Check("throughput-convolutions", 10, "throughput-256", "A convolutional model, cudnn_benchmark and compiled", "throughput:convolutions"),
+    Check("throughput-convolutions", 10, "throughput-settings", "A convolutional model, cudnn_benchmark and compiled", "throughput:convolutions", 360),
+    Check("throughput-numa", 10, "throughput-settings", "numa_binding, on and off", "throughput:numa_binding"),
     Check("throughput-segmentation", 10, "throughput-256", "A segmenter, compiled", "throughput:segmentation", 180),
     Check("throughput-group", 10, "throughput-36", "Under DistributedDataParallel, compiled", "throughput:grouped", 180),
-    Check("throughput-streams", 10, "throughput-36", "Copies and the teacher by streams of their own, compiled", "side_streams:speeds", 240),
-    Check("throughput-fp8", 10, "throughput-256", "A teacher in fp8", "throughput:fp8_teacher", 300),
+    *(
+        Check(f"throughput-{kind}-{batch}", 10, f"throughput-{kind}", f"Batch {batch}, {what}", function, 200, {"batch": batch}, table)
+        for kind, what, function, table in (
+            ("streams", "side streams", "side_streams:speeds", "Copies and the teacher by streams of their own, compiled"),
+            ("fp8", "a teacher in fp8", "throughput:fp8_teacher", "A teacher in fp8, its forward pass alone"),
+        )
+        for batch in (36, 256)
+    ),
     *(
         Check(f"augmentation-{model}-{load}", 12, f"augmentation-{model}", f"{model}, augmentation load {load}", "augmentation:speeds",
               180, {"model": model, "load": load}, "Images of 500 × 375 pixels, a random crop to 224, and the load")

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from tests.gpu import ROOT, __main__, outcomes, page, suite
 from tests.gpu.bench import TINY, Bench, seconds_per_step
 from tests.gpu.outcomes import NotChecked, Outcome, Result
 from tests.gpu.suite import Check
+from tests.gpu.turns import in_turns
 
 HIDDEN = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")} | {
     "CUDA_VISIBLE_DEVICES": ""
@@ -29,6 +31,7 @@ HIDDEN = {name: value for name, value in os.environ.items() if not name.startswi
 SAME_LINES = (
     "throughput-36-compiled",
     *(f"throughput-256-{mode}" for mode in ("eager", "compiled", "reduce-overhead")),
+    *(f"throughput-{kind}-256" for kind in ("streams", "fp8")),
     *(check.name for check in suite.CHECKS if check.item == 12 and check.name != "augmentation-resnet18-4"),
 )
 """Checks whose lines are all run by another check."""
@@ -54,6 +57,7 @@ ELSEWHERE = ("needs a GPU", "nvidia.dali is not installed")
         ("scripts",),
         ("host", "input", "augmentation-resnet18"),
         ("kernels", "throughput-36", "throughput-256", "journey"),
+        ("throughput-settings", "throughput-streams", "throughput-fp8"),
     ],
 )
 def test_every_check_runs_at_toy_sizes_up_to_its_first_line_for_a_gpu(parts, tmp_path):
@@ -193,6 +197,33 @@ def test_what_torch_would_run_eagerly_at_its_limit_of_recompilations_fails(tmp_p
             compiled(number, torch.zeros(2))
         with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
             compiled(5, torch.zeros(2))
+
+
+def test_variants_take_turns_each_in_a_process_that_no_other_has_touched(tmp_path):
+    def begin(name: str, bench: Bench) -> Any:
+        (bench.folder / "begun").touch()
+        left = []
+
+        def measure() -> tuple[str, int, int]:
+            left.append(name)
+            return bench.folder.name, len(left), os.getpid()
+
+        return measure
+
+    bench = Bench(torch.device("cpu"), TINY, tmp_path)
+    found = in_turns(bench, {name: partial(begin, name) for name in "ab"}, rounds=2)
+    assert {name: [turn[:2] for turn in turns] for name, turns in found.items()} == {
+        name: [(name, 1), (name, 2)] for name in "ab"
+    }
+    assert len({turn[2] for turns in found.values() for turn in turns} | {os.getpid()}) == 3
+
+
+def test_a_variant_that_cannot_run_here_or_fails_says_why(tmp_path):
+    bench = Bench(torch.device("cpu"), TINY, tmp_path)
+    with pytest.raises(NotChecked, match="this is no place for it"):
+        in_turns(bench, {"elsewhere": lambda own: elsewhere(own, Result())})
+    with pytest.raises(RuntimeError, match="^crashing ended with 7; its log ends:\na last word$"):
+        in_turns(bench, {"crashing": lambda own: partial(crashing, own, Result())})
 
 
 def holding(bench: Any, result: Result) -> None:
