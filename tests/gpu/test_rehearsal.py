@@ -128,6 +128,11 @@ def test_what_the_time_does_not_reach_is_said_to_be_not_checked(tmp_path):
     assert page.render({first.check: first}).count("**Not checked** because the part's 0 minutes were over.") == 1
 
 
+@pytest.mark.parametrize("part", ["throughput-settings", "throughput-streams", "throughput-fp8"])
+def test_a_part_that_compiles_much_has_time_for_all_of_its_checks(part):
+    assert 0 < sum(check.seconds for check in suite.CHECKS if check.part == part) <= 8 * 60
+
+
 def test_what_passed_before_of_this_commit_on_such_a_device_can_be_skipped(tmp_path, monkeypatch):
     names = ("holding", "not_holding", "elsewhere")
     checks = [Check(name, 1, "host", f"A check: {name}", f"test_rehearsal:{name}", seconds=60.0) for name in names]
