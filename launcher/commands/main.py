@@ -74,7 +74,7 @@ def read(words: Sequence[str]) -> argparse.Namespace:
         options.overrides = [*options.overrides, *more]  # argparse accepts key=value words only before the first option
     elif more:
         names = [word.partition("=")[0] for word in more if word.startswith("-")]  # what follows may be a password
-        fix = options.parser.unknown_options(names)
+        fix = options.parser.unknown_options(names) if names else options.parser.surplus_words(more, options)
         if options.command == "watch":
             fix = "put the command after --: launcher watch -- COMMAND ..."
         options.parser.error(f"unrecognized arguments: {' '.join(names or more)}; {fix}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
@@ -27,6 +28,18 @@ class Parser(argparse.ArgumentParser):
         found = [near(name.lstrip("-"), known, likeness=0.7) for name in names]  # --json is not like --on
         meant = dict.fromkeys(known[one] for one in found if one)
         return f"did you mean {' '.join(meant)}?" if meant else f"{self.prog} --help lists what it takes"
+
+    def surplus_words(self, words: Sequence[str], options: argparse.Namespace) -> str:
+        """The fix for words that argparse did not accept: it takes those that may be left out only before the first option.
+
+        Args:
+            options: what was parsed.
+        """
+        open_to = [action for action in self._actions if not action.option_strings and action.nargs in ("?", "*", "+")]
+        free = sum(getattr(options, action.dest) is None for action in open_to)
+        if len(words) <= free or any(action.nargs != "?" for action in open_to):
+            return f"put {shlex.join(words)} before the options"
+        return self.unknown_options([])
 
 
 def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:

@@ -9,6 +9,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -175,6 +176,25 @@ def test_overrides_may_stand_after_options(config):
     assert done.returncode == 0 and "2 hosts, at most 3 h" in done.stdout
     reported = typed("plan", config("x = 1"), "--hots", "2").stderr
     assert "unrecognized arguments: --hots; did you mean --hosts?" in reported
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        ("diagnose before --json after", "unrecognized arguments: after; put after before the options"),
+        (
+            "prepare digits --size 8 'my digits'",
+            "unrecognized arguments: my digits; put 'my digits' before the options",
+        ),
+        ("rm one --yes two three", "put two three before the options"),
+        ("diagnose before --json after later", "launcher diagnose --help lists what it takes"),
+        ("show --json one two", "launcher show --help lists what it takes"),
+    ],
+)
+def test_a_word_behind_an_option_that_could_stand_before_it_is_told_so(words, fix, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main.read(shlex.split(words))
+    assert capsys.readouterr().err.rstrip().endswith(fix)
 
 
 def test_a_store_that_cannot_be_used_is_an_error_without_traceback(config, tmp_path):
