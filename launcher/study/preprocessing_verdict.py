@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import inf
 
+from launcher.aws import catalog
 from launcher.config.job import Job
 from launcher.show.text import dollars, three_digits
 from launcher.study import sizing
 from launcher.study.preprocessing_cells import INPUT_BOUND, Cell, heaviest, improvement, places, tried
+from launcher.study.preprocessing_cost import NO_PRICE
 from launcher.study.preprocessing_demand import demands
 from launcher.study.results import NOT_MEASURED
 
@@ -67,11 +69,14 @@ def _instance_type(
     fits = min(enough, key=price) if enough else max(known, key=lambda fits: fits[best].share or 0)
     one = fits[best]
     assert one.demand is not None
-    cost = f", {dollars(one.usd_per_million)} a million images" if one.usd_per_million is not None else ""
+    cost = f"{dollars(one.usd_per_million)} a million images" if one.usd_per_million is not None else NO_PRICE
+    if catalog.is_before_turing(one.gpu):
+        last, _ = catalog.last_image_before_turing()
+        cost += f", only with PyTorch {last} or older"
     feeding = [name for name, each in fits.items() if each.share == 1]
     how = f"fed by {' and '.join(feeding)}" if feeding else f"no pipeline feeds it, {best} comes closest"
     supply = ", ".join(f"{three_digits(each.fed)} with {name}" for name, each in fits.items())
     return (
-        f"{about}: {one.instance_type}{cost}, {how}. Its {one.gpu} takes {three_digits(one.demand.images_per_second)} images/s "
+        f"{about}: {one.instance_type}, {cost}, {how}. Its {one.gpu} takes {three_digits(one.demand.images_per_second)} images/s "
         f"({one.demand.source}); its CPUs prepare for each GPU {supply}"
     )

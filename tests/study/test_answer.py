@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -118,16 +119,23 @@ def test_a_machines_cores_and_the_models_demand_decide_who_is_fed_and_at_which_p
 
 def test_the_advice_is_the_cheapest_machine_that_feeds_the_model_or_the_nearest(post, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    advice = post.verdict.splitlines()[-3:]
+    before, advice = post.table, post.verdict.splitlines()[-3:]
     assert advice[0] == (
-        "instance type for resnet18, load 12: ml.p3.2xlarge, fed by cpu_reference and dali. Its V100 takes 473 images/s (measured); "
-        "its CPUs prepare for each GPU 700 with cpu_reference, 14000 with dali"
+        "instance type for resnet18, load 12: ml.p3.2xlarge, no price known, only with PyTorch 2.6.0 or older, fed by cpu_reference and "
+        "dali. Its V100 takes 473 images/s (measured); its CPUs prepare for each GPU 700 with cpu_reference, 14000 with dali"
     )
-    assert advice[2].startswith("instance type for resnet152, load 12: ml.p3.2xlarge, fed by cpu_reference and dali")
+    assert advice[2].startswith("instance type for resnet152, load 12: ml.p3.2xlarge, no price known, only")
+    post.table = [{**line, "gpu": "NVIDIA A10G"} for line in post.table]
+    newer = post.verdict.splitlines()[-3]
+    assert "PyTorch" not in newer and re.search(r": ml\.g5\.\w+, \$[\d.]+ a million images, fed by", newer), newer
+    post.table = before
     slow = [{**line, "input_cpu_seconds_per_image": "0.1" if line["pipeline"] == A else "0.05"} for line in post.table]
     post.table = [{**line, "input_cpu_seconds_per_image": ""} if line["part"] == "model" else line for line in slow]
     starved = post.verdict.splitlines()[-3]
-    assert "ml.p3dn.24xlarge, no pipeline feeds it, dali comes closest" in starved
+    assert (
+        "ml.p3dn.24xlarge, no price known, only with PyTorch 2.6.0 or older, no pipeline feeds it, dali comes closest"
+        in starved
+    )
     assert "110 with cpu_reference, 220 with dali" in starved
     post.table = [{**line, "gpu": ""} for line in post.table]
     post.job = JOB.model_copy(update={"hyperparameters": {"image_size": 64, "probe_image_size": 224}})
