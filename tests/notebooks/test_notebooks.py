@@ -16,6 +16,7 @@ import nbformat
 import pytest
 
 import launcher
+from tests.insight.test_neighbours import KT
 from tests.notebooks.executing import MAX_BYTES, NAMES, NOTEBOOKS, PICTURES, ROOT, execute
 from tests.notebooks.stories import contradictions, printed
 
@@ -56,6 +57,14 @@ def test_the_stored_outputs_bear_out_the_text(name):
 def test_the_readme_quotes_kts_journey_as_it_is_stored():
     quoted = re.findall(r"^num_workers=\d+: .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert len(quoted) == 2 and {*quoted} <= {*printed(read("kt_journey")).splitlines()}
+
+
+def test_the_log_of_kts_slow_job_is_as_kt_published_it():
+    """The second to sixth iteration: the first one starts the job."""
+    [cell] = [cell for cell in code_cells("scaling_study") if "# As published" in cell.source]
+    for name, phase in (("loading", "data_wait"), ("forward", "student_forward"), ("backward", "backward")):
+        [values] = re.findall(rf"^{name} = (\[.*\])$", cell.source, re.MULTILINE)
+        assert ast.literal_eval(values) == [*KT[phase][1:]], name
 
 
 @pytest.mark.parametrize(
