@@ -143,3 +143,14 @@ def test_the_yaml_of_a_document_is_a_job_or_a_part_of_one(document, text, tmp_pa
     else:
         assert set(values) <= set(Job.model_fields), document
         launcher.from_values({"name": "part", "script": "train_kd.py", **values})
+
+
+@pytest.mark.parametrize("config", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda config: config.stem)
+def test_a_configs_comments_say_what_it_has(config):
+    """How many lines are for AWS alone; and under Data what the job itself reads: a smoke run's data are named beside it."""
+    own, _, _ = config.read_text().partition("\nsmoke:")
+    for lines, count in re.findall(r"^(role: .*ignore these (\w+)\n(?:.+\n)+?)compute:", own, re.MULTILINE):
+        assert lines.count("\n") == {"four": 4, "five": 5}[count], lines
+    data = re.search(r"^# Data: .*\n(?:# {9}.*\n)*", own, re.MULTILINE)
+    for folder in re.findall(r"launcher prepare \S+ (data/[\w-]+)", data[0] if data else ""):
+        assert f"{folder}/" in own, f"{folder} is read by the smoke run alone"
