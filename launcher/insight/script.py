@@ -143,13 +143,17 @@ class Script:
         return None if self.is_sharded or "allow_tf32" not in latest else "fp32"
 
     @property
+    def convolves(self) -> bool:
+        """Whether most of the trained model's arithmetic is convolutions: more of them than matrices. False if it was not recorded, as by
+        earlier observers."""
+        values = self.trained_model.values if self.trained_model is not None else {}
+        return bool(values.get("convolutions", 0) > values.get("matrices", 0))
+
+    @property
     def convolves_in_tf32(self) -> bool:
-        """Whether most of the trained model's arithmetic is convolutions, in TF32 on GPUs that have it: more of them than matrices.
-        cuDNN's switch is on by default, unlike that of matrix products. False if it was not recorded, as by earlier observers."""
-        model, switches = self.trained_model, [part.values for part in self.parts if part.of == "precision"]
-        if model is None or not switches or not switches[-1].get("cudnn_allow_tf32"):
-            return False
-        return bool(model.values.get("convolutions", 0) > model.values.get("matrices", 0))
+        """Whether it computes them in TF32 on GPUs that have it: cuDNN's switch is on by default, unlike that of matrix products."""
+        switches = [part.values for part in self.parts if part.of == "precision"]
+        return self.convolves and bool(switches) and bool(switches[-1].get("cudnn_allow_tf32"))
 
     def settings(self) -> dict[str, Any]:
         """The settings that rules look at, under the kit's names; and the arguments under their own keys."""

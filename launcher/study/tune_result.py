@@ -209,6 +209,7 @@ class Tuning:
             lines.append(
                 f"not tried: {proposal} ({proposal.finding.title}): {reason}; --allow {','.join(needed)} tries it"
             )
+        lines += [f"--allow {name} changed nothing: no finding asked for it" for name in search.unused()]
         secret = [text.partition("=")[0] for text in self.given if mentions_a_secret(text)]
         lines += [f"not in the new config: {key}, which may hold a secret; give it again" for key in secret]
         lines += self._config_now()

@@ -254,6 +254,11 @@ class Search:
             if needed := self._not_allowed(proposal.changes):
                 yield proposal, needed
 
+    def unused(self) -> list[str]:
+        """Settings that are allowed, and for which no finding asked."""
+        asked = (*(step.proposal for step in self.steps), *self._asked_for())
+        return sorted(self.allowed.difference(*(proposal.changes for proposal in asked)))
+
     def _proposals(self) -> Iterator[Proposal]:
         """What to try next: what the findings ask for, the most time-consuming first."""
         return (proposal for proposal in self._asked_for() if self._may_be_tried(proposal.changes))

@@ -380,7 +380,10 @@ def _first_workers(evidence: Evidence) -> Changes:
 def _also_from_outside(finding: Finding, evidence: Evidence) -> Changes:
     if finding.kind in OF_THE_INPUT and evidence.workers == 0:
         return _first_workers(evidence)
-    loader = evidence.script.loader("training") if evidence.script else None
+    script = evidence.script
+    if finding.kind == "fp32_compute" and script and script.convolves and evidence.facts.get("device") == "cuda":
+        return {"cudnn_benchmark": True}
+    loader = script.loader("training") if script else None
     if loader is None:
         return {}
     made = loader.values

@@ -203,6 +203,16 @@ def test_losses_that_several_processes_print_in_another_order_are_not_other_loss
     assert job.search.steps[0].losses.startswith(said)
 
 
+def test_an_allowed_setting_that_no_finding_asks_for_is_said_to_change_nothing():
+    job = Job(1, lambda workers, _: 8 / workers, waits, most=1)
+    job.search.allowed = frozenset(["num_workers", "channels_last"])
+    job.tuned()
+    said = Tuning(job.search.subject, Path("trials.csv"), job.search, None).sentences()
+    assert [line for line in said if line.startswith("--allow")] == [
+        "--allow channels_last changed nothing: no finding asked for it"
+    ], "the budget, not the findings, left out the workers"
+
+
 @pytest.mark.parametrize("waited, tried", [(0.05, [1, 4, 8, 1, 8]), (0.01, [1, 4, 1, 4])])
 def test_a_wait_that_is_no_finding_any_more_is_worth_a_look_beyond(waited, tried):
     """With four workers a step waits for less than a finding takes; with eight it waits for nothing."""

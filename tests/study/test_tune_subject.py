@@ -16,7 +16,7 @@ import pytest
 import launcher
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.findings import Fix
-from launcher.insight.script import Script
+from launcher.insight.script import Address, Part, Script
 from launcher.planner.source_package import code_checksum
 from launcher.runner.run import Run
 from launcher.study import tune_subject
@@ -47,6 +47,27 @@ def test_the_threads_of_a_command_are_a_variable_of_its_trials():
     [changes] = [found for fix in finding.fixes if (found := subject.changes_of(fix))]
     assert subject.variables(changes) == {"OMP_NUM_THREADS": "4"}
     assert str(finding.fixes[0]).startswith("OMP_NUM_THREADS=4 in the environment of the command, now 16 (each ")
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "tried"),
+    [
+        ({"convolutions": 53, "matrices": 1}, "cuda", {"cudnn_benchmark": True}),
+        ({"convolutions": 1, "matrices": 49}, "cuda", {}),
+        ({"convolutions": 53, "matrices": 1}, "xpu", {}),
+        ({}, "cuda", {}),
+    ],
+    ids=["a convolutional network", "a ViT's patches", "no cuDNN", "not recorded"],
+)
+def test_cudnn_times_its_algorithms_where_a_gpu_convolves(model, device, tried):
+    script = Script(parts=(Part(of="model", at=Address("train.py", 71), values=model),))
+    busy = plant(phases={"student_forward": 0.8, "backward": 1.5}, gpu=100, facts={"device": device})
+    found = Diagnosis(dataclasses.replace(busy, settings={**busy.settings, "precision": "fp32"}, script=script))
+    [finding] = [one for one in bottlenecks(found) if one.kind == "fp32_compute"]
+    subject = CommandSubject(["python"], "it")
+    assert subject.also(finding, found.evidence) == tried
+    if tried:
+        assert subject.variables(tried) == {"LAUNCHER_SETTINGS": '{"cudnn_benchmark": true}'}
 
 
 def test_trials_with_other_software_or_variables_that_matter_are_not_compared(tmp_path, monkeypatch):
