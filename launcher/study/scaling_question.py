@@ -70,9 +70,14 @@ class ScalingQuestion(Question):
             raise UserError(found, str(config))
         return cls(job=job, base=base, on=on, small=smoke, grid=grid, notes=notes, cores=cores)
 
+    @property
+    def processes_per_host(self) -> int:
+        """As planned: an emulator's hosts may run fewer."""
+        return backends.get(self.on).world_size(self.base)
+
     def trials(self) -> Iterator[Trial]:
         """All sizes in each repeat, in alternating order."""
-        sizes = _sizes(self.base, self.grid, backends.get(self.on).world_size(self.base))
+        sizes = _sizes(self.base, self.grid, self.processes_per_host)
         for repeat in range(1, self.grid.repeats + 1):
             for hosts, batch in alternating(sizes, repeat):
                 key = {"hosts": hosts, "global_batch": batch, "repeat": repeat}

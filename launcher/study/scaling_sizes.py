@@ -148,18 +148,19 @@ def _threads_and_workers(rows: Sequence[Row]) -> int:
     return max(int(row["world_size"]) * (int(row["threads"] or 1) + int(row["data_workers"] or 0)) for row in rows)
 
 
-def lines(found: Sequence[Size], batches: Sequence[int], global_batch: int | None) -> list[Line]:
+def lines(found: Sequence[Size], batches: Sequence[int], planned: int, global_batch: int | None) -> list[Line]:
     """The lines that the sizes form.
 
     Args:
-        batches: images per process, one weak-scaling line each.
+        batches: images per planned process, one weak-scaling line each.
+        planned: processes per host. On an emulator fewer may run, each with more images.
         global_batch: of strong scaling; None: without strong scaling.
     """
     made = []
     for batch in batches:
-        fitting = tuple(size for size in found if size.global_batch == batch * size.processes)
+        fitting = tuple(size for size in found if size.global_batch == batch * planned * size.hosts)
         if fitting:
-            made.append(Line(WEAK, batch, fitting))
+            made.append(Line(WEAK, round(fitting[0].batch), fitting))
     fitting = tuple(size for size in found if size.global_batch == global_batch)
     if fitting and global_batch is not None:
         made.append(Line(STRONG, global_batch, fitting))

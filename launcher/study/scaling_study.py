@@ -36,6 +36,8 @@ class ScalingStudy(Study):
 
     cores: int | None = None
     """Cores of the one machine that all hosts share; None: each has its own machine or GPUs."""
+    planned: int = 1
+    """Training processes per host, as planned."""
 
     @property
     def sizes(self) -> list[Size]:
@@ -47,7 +49,7 @@ class ScalingStudy(Study):
         """A weak-scaling line for each batch per process, then the strong-scaling line; only those the mode asks for."""
         batches = [] if self.grid.mode == "strong" else self.grid.batches
         whole = None if self.grid.mode == "weak" else self.job.hyperparameters["global_batch_size"]
-        return scaling_sizes.lines(self.sizes, batches, whole)
+        return scaling_sizes.lines(self.sizes, batches, self.planned, whole)
 
     @cached_property
     def model(self) -> ScalingModel | None:
@@ -144,9 +146,8 @@ def scaling(
     """
     question = ScalingQuestion.of(config, overrides, on, smoke)
     done = engine.run(question, table, max_cost, log)
-    return ScalingStudy(
-        question.job, on, done.file, question.grid, done.rows, question.notes, done.failed, cores=question.cores
-    )
+    known = (question.job, on, done.file, question.grid, done.rows, question.notes, done.failed)
+    return ScalingStudy(*known, cores=question.cores, planned=question.processes_per_host)
 
 
 def host_price(job: Job, on: str) -> float | None:

@@ -225,10 +225,18 @@ def test_sizes_take_turns_and_one_that_is_weak_and_strong_runs_once():
     weak = StudySection(hosts=[1, 2], mode="weak", batches=[3, 5], repeats=1)
     assert [trial.key["global_batch"] for trial in trials(weak)] == [3, 5, 6, 10]
     found = sizes([row(hosts, batch, 1, 10) for hosts, batch in ((1, 3), (1, 5), (2, 6), (2, 10))], None)
-    assert [(line.batch, [size.hosts for size in line.sizes]) for line in lines(found, [3, 5], None)] == [
+    assert [(line.batch, [size.hosts for size in line.sizes]) for line in lines(found, [3, 5], 1, None)] == [
         (3, [1, 2]),
         (5, [1, 2]),
     ]
+
+
+def test_hosts_of_an_emulator_that_run_fewer_processes_than_planned_still_form_a_line():
+    """A host of eight GPUs, planned with 4 images each, runs as one process with 32 on a machine without a GPU."""
+    found = sizes([row(hosts, 32 * hosts, 1, 10) for hosts in (1, 2)], None)
+    [line] = lines(found, [4], 8, None)
+    assert (str(line), [size.hosts for size in line.sizes]) == ("weak, batch 32 per process", [1, 2])
+    assert line.global_batch(3) == 96 and line.efficiency(line.sizes[1]) is not None
 
 
 SVG = "{http://www.w3.org/2000/svg}"
