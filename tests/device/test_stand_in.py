@@ -6,6 +6,7 @@ import copy
 import io
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -303,6 +304,35 @@ def test_memory_that_goes_before_a_stream_has_used_it_is_found(values, kept):
     assert [text.split(" is freed")[0] for text in found] == (
         [f"memory of stream {side.queue.number}"] if kept == "not" else []
     )
+
+
+def test_events_and_who_waits_are_as_late_as_the_work_before_them(gpu, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(
+        streams,
+        "time",
+        SimpleNamespace(perf_counter=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds)),
+    )
+    streams.forget_work()
+    begin, end, side_end = (torch.gpu.Event(enable_timing=True) for _ in range(3))
+    side = torch.gpu.Stream(gpu)
+    begin.record()
+    torch.gpu._sleep(2_000_000_000)
+    end.record()
+    side.wait_event(end)
+    with torch.gpu.stream(side):
+        torch.gpu._sleep(500_000_000)
+        side_end.record()
+    assert not end.query() and not side.query() and now == [0.0]
+    end.synchronize()
+    assert now == [2.0] and end.query() and not side_end.query()
+    assert (begin.elapsed_time(end), begin.elapsed_time(side_end)) == (2000.0, 2500.0)
+    torch.gpu.synchronize()
+    assert now == [2.5]
+    begin.record()
+    torch.gpu._sleep(1_000_000_000)
+    assert torch.ones(1, device=gpu).item() == 1 and now == [3.5]
+    streams.forget_work()
 
 
 def test_a_view_is_no_kernel(values):

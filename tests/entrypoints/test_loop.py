@@ -97,7 +97,7 @@ def run(
             begin_evaluation()
         evaluated.eval()
         with torch.no_grad():
-            total = evaluated(Views().images).double().abs().sum().item()
+            total = evaluated(Views().images.to(world.device)).double().abs().sum().item()
         evaluated.train()
         return {"validation_loss": total}
 

@@ -27,7 +27,7 @@ from training.engine.run import Run
 from training.engine.state import TrainingState
 from training.measure.debugger import register_hook
 from training.measure.timeline import Timeline, Window
-from training.runtime import failure, metrics
+from training.runtime import accelerator, failure, metrics
 
 Losses = dict[str, torch.Tensor]
 """Scalars by name; `loss` is the one that is minimised."""
@@ -282,6 +282,7 @@ def record_steps(
 
 
 def _evaluate(evaluate: Evaluate, states: States, place: Place, run: Run) -> dict[str, dict[str, Any]]:
+    accelerator.synchronize(run.world.device)  # the steps so far are no part of it
     started, found = time.perf_counter(), {}
     failure.progress.enter("evaluate")
     for state in states:
@@ -326,7 +327,7 @@ def _save(states: States, place: Place, run: Run, *, required: bool = False) -> 
                 f"{step}: {DIVERGENCE_HINT}"
             )
     if run.checkpoints.enabled:
-        started = time.perf_counter()
+        started = time.perf_counter()  # the device has done the steps so far: the check has waited for it
         failure.progress.enter("checkpoint")
         shared = {state.name: state.capture() for state in states}
         own = rng_state(run.world.device)

@@ -21,7 +21,7 @@ WARM_UP_STEPS = 5
 """Steps at the start that do not count for images/s: memory is allocated and libraries choose their kernels there."""
 
 HOST_PHASES = {phase.name for phase in PHASES if phase.on_host}
-"""Phases that the host's clock measures, even if the steps run on a GPU."""
+"""Phases that the host's clock measures, even if the steps run on a GPU. There they overlap with earlier work if the host is ahead."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Window:
 
     steps: int
     step: float
-    """Of a whole step."""
+    """Of a whole step; on a GPU by its own clock."""
     phases: dict[str, float]
     cpu: float
     """CPU seconds of this process and its workers, all threads together."""
@@ -47,8 +47,10 @@ class Window:
 class Timeline:
     """Seconds of the phases of training steps, summed since the last `window`.
 
-    On a GPU a phase, or a single step, is the time between two events in its queue. Nothing waits for the device but `window`, which
-    is called when the host has just read a loss anyway. The host's own clock would show how far the host runs ahead.
+    On a GPU a phase, or a step, is the time between two events in its queue. A step lasts from the end of the one before, or from `start`:
+    if the device waits for the host meanwhile, that counts too. Nothing waits for the device but `window`, which is called when the host
+    has just read a loss anyway. The host's own clock would show how far the host runs ahead, and miss the work that the device still has
+    to do when the host pauses.
     """
 
     def __init__(self, device: torch.device):
@@ -94,15 +96,14 @@ class Timeline:
         """A step has ended, and the next begins."""
         now, cpu = time.perf_counter(), time.process_time()
         self._steps, self._all_steps = self._steps + 1, self._all_steps + 1
-        self._seconds["step"] += now - self._since
         self._seconds["cpu"] += cpu - self._cpu_since
         counts = self._all_steps > WARM_UP_STEPS
         if self._gpu is None:
             self._count(now - self._since, counts)
         else:
+            assert self._began is not None, "`start` comes first"
             ended = self._mark()
-            if self._began is not None:
-                self._steps_on_gpu.append((self._began, ended, counts))
+            self._steps_on_gpu.append((self._began, ended, counts))
             self._began = ended
         self._since, self._cpu_since = now, cpu
 
@@ -145,6 +146,7 @@ class Timeline:
         Args:
             counts: it is past the warm-up.
         """
+        self._seconds["step"] += seconds
         self._slowest = max(self._slowest, seconds)
         if counts:
             self._counted_steps, self._counted_seconds = self._counted_steps + 1, self._counted_seconds + seconds

@@ -28,12 +28,12 @@ class StandInGroup(dist.ProcessGroup):
 class _Work(dist.Work):
     """A collective that is done, of which streams know nothing before they wait."""
 
-    def __init__(self, tensors: Any, clock: streams.Clock):
+    def __init__(self, tensors: Any, clock: streams.Clock, until: float):
         super().__init__()
-        self._tensors, self._clock = tensors, clock
+        self._tensors, self._clock, self._until = tensors, clock, until
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        streams.current().wait(self._clock)
+        streams.current().wait(self._clock, self._until)
         return True
 
     def get_future(self) -> torch.futures.Future:
@@ -53,13 +53,13 @@ def _queue() -> streams.Queue:
 def _collective(name: str) -> Callable[..., dist.Work]:
     def call(self: StandInGroup, tensors: Any, *rest: Any) -> dist.Work:
         queue = _queue()
-        queue.wait(streams.current().now())
+        queue.wait(streams.current().now(), streams.current().busy_until)
         used = [*uses_in((tensors, *rest))]
         streams.submitted(name, used, used, queue)
         for uses in used:
             uses.recorded.add(queue.number)  # as ProcessGroupNCCL does
         getattr(self._gloo, name)(_down(tensors), *map(_down, rest)).wait()
-        return _Work(tensors, queue.now())
+        return _Work(tensors, queue.now(), queue.busy_until)
 
     return call
 

@@ -1,11 +1,13 @@
-"""`torch.gpu`: what PyTorch gives each accelerator a module for. Streams run at once; what each would wait for is written down."""
+"""`torch.gpu`: what PyTorch gives each accelerator a module for. Streams run at once; what each would wait for is written down.
+
+Kernels take the device no time, but for `_sleep`: events behind it, and who waits for it, are as late as on CUDA.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import threading
-import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -19,7 +21,7 @@ NAME = "Stand-in GPU"
 
 
 class Event:
-    """A moment in a stream, by the host's clock."""
+    """A moment in a stream, by the host's clock: when it is recorded, or later, when the work before it is done."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False):
         self.enable_timing, self._at = enable_timing, None
@@ -27,16 +29,20 @@ class Event:
 
     def record(self, stream: Stream | None = None) -> None:
         stream = stream or torch.gpu.current_stream()
-        self._at, self.clock = time.perf_counter(), stream.queue.now()
+        self._at, self.clock = stream.queue.reached(), stream.queue.now()
         stream.calls.append("record_event")
 
     def synchronize(self) -> None:
-        synchronised("Event.synchronize")
+        synchronised("Event.synchronize", self.at)
         streams.host_waits(self.clock)
 
     def query(self) -> bool:
-        streams.host_waits(self.clock)
-        return True
+        return streams.is_over(self.at, self.clock)
+
+    @property
+    def at(self) -> float:
+        """When it is over; an event that was not recorded is."""
+        return 0.0 if self._at is None else self._at
 
     def wait(self, stream: Stream | None = None) -> None:
         (stream or torch.gpu.current_stream()).wait_event(self)
@@ -64,16 +70,16 @@ class Stream(torch.Stream):
         return made
 
     def synchronize(self) -> None:
-        synchronised("Stream.synchronize")
+        synchronised("Stream.synchronize", self.queue.busy_until)
         streams.host_waits(self.queue.now())
 
     def wait_stream(self, other: Stream) -> None:
         self.calls.append("wait_stream")
-        self.queue.wait(other.queue.now())
+        self.queue.wait(other.queue.now(), other.queue.busy_until)
 
     def wait_event(self, event: Event) -> None:
         self.calls.append("wait_event")
-        self.queue.wait(event.clock)
+        self.queue.wait(event.clock, event.at)
 
     def record_event(self, event: Event | None = None) -> Event:
         event = event or Event()
@@ -81,8 +87,7 @@ class Stream(torch.Stream):
         return event
 
     def query(self) -> bool:
-        streams.host_waits(self.queue.now())
-        return True
+        return streams.is_over(self.queue.busy_until, self.queue.now())
 
 
 class Gpu:
@@ -130,8 +135,12 @@ class Gpu:
         return [torch.bfloat16, torch.float16]
 
     def synchronize(self, device: object = None) -> None:
-        synchronised("synchronize")
+        synchronised("synchronize", streams.all_done())
         streams.host_waits_for_all()
+
+    def _sleep(self, cycles: int) -> None:
+        """Keep the current stream busy, for a nanosecond a cycle."""
+        streams.current().sleep(cycles / 1e9)
 
     # -- streams
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -36,6 +37,8 @@ class Queue:
 
     def __init__(self) -> None:
         self.number, self.clock = next(_numbers), Clock()
+        self.busy_until = 0.0
+        """Of the host's clock: the end of work that takes the device time."""
         _queues.add(self)
 
     def submit(self) -> int:
@@ -44,10 +47,20 @@ class Queue:
         self.clock[self.number] = self.clock.get(self.number, 0) + 1
         return self.clock[self.number]
 
-    def wait(self, clock: Clock) -> None:
-        """What comes next begins after what that clock knows to be done."""
+    def wait(self, clock: Clock, until: float) -> None:
+        """What comes next begins after what that clock knows to be done, and not before that time."""
         with lock:
             _merge(self.clock, clock)
+            self.busy_until = max(self.busy_until, until)
+
+    def sleep(self, seconds: float) -> None:
+        """Work that takes the device that long."""
+        with lock:
+            self.busy_until = self.reached() + seconds
+
+    def reached(self) -> float:
+        """When a moment that is submitted now comes, by the host's clock."""
+        return max(time.perf_counter(), self.busy_until)
 
     def now(self) -> Clock:
         with lock:
@@ -76,10 +89,38 @@ def current() -> Queue:
     return queue
 
 
+def host_sleeps(until: float) -> None:
+    """The host waits until that time."""
+    left = until - time.perf_counter()
+    if left > 0:
+        time.sleep(left)
+
+
+def all_done() -> float:
+    """When the last stream has done its work."""
+    with lock:
+        return max((queue.busy_until for queue in _queues), default=0.0)
+
+
+def forget_work() -> None:
+    """The device is idle, whatever the time."""
+    with lock:
+        for queue in _queues:
+            queue.busy_until = 0.0
+
+
 def host_waits(clock: Clock) -> None:
     """The host has waited for what that clock knows."""
     with lock:
         _merge(_host, clock)
+
+
+def is_over(until: float, clock: Clock) -> bool:
+    """Whether that time has come; if so, the host knows what that clock knows."""
+    over = time.perf_counter() >= until
+    if over:
+        host_waits(clock)
+    return over
 
 
 def host_waits_for_all() -> None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from tests.device.stand_in import streams
+
 ENTRYPOINTS = Path(__file__).parents[3] / "entrypoints"
 
 
@@ -46,8 +48,11 @@ _waiting = threading.RLock()
 """Of the thread that carries them out: another one that waits must not go on before they are done."""
 
 
-def synchronised(what: str) -> None:
+def synchronised(what: str, until: float | None = None) -> None:
     """The stand-in calls this wherever CUDA would wait.
+
+    Args:
+        until: when the wait ends, by the host's clock. None: with the current stream's work.
 
     Raises:
         HiddenSynchronisation: inside `no_synchronisation`.
@@ -55,6 +60,7 @@ def synchronised(what: str) -> None:
     with _waiting:
         while under_way:
             under_way.pop(0)()
+    streams.host_sleeps(streams.current().busy_until if until is None else until)
     if not _watches:
         return
     stack = [*_stack(sys._getframe(1))]
