@@ -196,7 +196,7 @@ class Observer:
         self.events.settle()  # first, so that the new pass has the right number
 
     def iterates(self, iterator: Any, loader: Any) -> None:
-        """The iterator was created."""
+        """A DataLoader's own iterator begins a pass."""
         known = self._known_loader(loader) or self._note_loader(loader)  # a copy is made without a call of __init__
         if known.batches is None:
             known.batches = setups.batches_of(self.torch, loader)

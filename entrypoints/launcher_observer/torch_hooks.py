@@ -74,14 +74,20 @@ def _leave_uncompiled(rules: Any) -> None:
 
 
 def _loaders(observer: Observer, torch: Any) -> None:
-    def iterated(original: Callable[..., Any]) -> Callable[..., Any]:
+    def restarting(original: Callable[..., Any]) -> Callable[..., Any]:
         def __iter__(loader: Any) -> Any:
             observer.guarded(observer.loader_restarts, loader)
-            iterator = original(loader)
-            observer.guarded(observer.iterates, iterator, loader)
-            return iterator
+            return original(loader)
 
         return __iter__
+
+    def resetting(original: Callable[..., Any]) -> Callable[..., Any]:
+        def _reset(iterator: Any, loader: Any, first_iter: bool = False) -> None:
+            original(iterator, loader, first_iter)
+            if not first_iter:  # workers that persist, in their next pass
+                observer.guarded(observer.iterates, iterator, loader)
+
+        return _reset
 
     def asked(original: Callable[..., Any]) -> Callable[..., Any]:
         def __next__(iterator: Any) -> Any:
@@ -112,7 +118,10 @@ def _loaders(observer: Observer, torch: Any) -> None:
 
     loading = torch.utils.data.dataloader
     _wrap(loading.DataLoader, "__init__", _then(observer, observer.loader_made))
-    _wrap(loading.DataLoader, "__iter__", iterated)
+    _wrap(loading.DataLoader, "__iter__", restarting)
+    # not what `__iter__` returns: a subclass may wrap its iterator, or make a generator of it
+    _wrap(loading._BaseDataLoaderIter, "__init__", _then(observer, observer.iterates))
+    _wrap(loading._MultiProcessingDataLoaderIter, "_reset", resetting)
     for iterator in (loading._BaseDataLoaderIter, Batches):
         _wrap(iterator, "__next__", asked)
 

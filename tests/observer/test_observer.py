@@ -444,6 +444,45 @@ for _ in range(3):
     assert model["parameters"] == 9
 
 
+WRAPPED = {
+    "an object": "return Moved(super()._get_iterator())",
+    "a generator": "yield from super()._get_iterator()",
+}
+"""How a loader's own iterator is made."""
+
+
+@pytest.mark.parametrize("kind", WRAPPED)
+def test_a_loader_that_wraps_its_iterator_is_seen(tmp_path, kind):
+    """PyTorch Geometric's NeighborLoader moves each batch on its way. Workers that persist make no new iterator."""
+    persists = kind == "an object"
+    done = ran(
+        tmp_path,
+        f"""
+class Moved:
+    def __init__(self, batches):
+        self.batches = batches
+    def __iter__(self):
+        return self
+    def __next__(self):
+        return next(self.batches) + 1
+    def _reset(self, loader, first_iter=False):
+        self.batches._reset(loader, first_iter)
+class Own(DataLoader):
+    def _get_iterator(self):
+        {WRAPPED[kind]}
+loader = Own(Slow(), batch_size=2, num_workers={int(persists)}, persistent_workers={persists})
+for _ in range(3):
+    epoch()
+""",
+    )
+    assert (done.code, done.stderr) == (0, "")
+    timeline = done.timeline()
+    [start], last = timeline.of("start"), timeline.of("steps")[-1]
+    assert "data_wait" not in start["not_measured"]
+    assert timeline.setup("loader")[-1]["values"]["role"] == "training"
+    assert (last["step"], last["epoch"], last["extra"]["epoch_step"]) == (12, 3, 4)
+
+
 def test_the_line_that_calls_the_model_is_the_loops(tmp_path):
     done = ran(
         tmp_path,
