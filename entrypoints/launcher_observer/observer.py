@@ -200,14 +200,20 @@ class Observer:
         known = self._known_loader(loader) or self._note_loader(loader)  # a copy is made without a call of __init__
         if known.batches is None:
             known.batches = setups.batches_of(self.torch, loader)
-        loading = known.next_pass()
+        loading = self._next_pass(known)
         loading.repeats_after = repeats_after(self.torch, loader)
         known.batches = known.batches or loading.repeats_after
         setattr(iterator, LOADING, loading)
 
     def passes_over(self, iterator: Any, batches: Any) -> None:
         """A pass begins over what the script gave to `launcher_steps`."""
-        setattr(iterator, LOADING, self.setups.other_loader(batches).next_pass())
+        setattr(iterator, LOADING, self._next_pass(self.setups.other_loader(batches)))
+
+    def _next_pass(self, known: Loader) -> Loading:
+        if known.latest is not None and self.may_train_here():
+            self.events.settle()
+            self.clock.loader_begins_anew(known.latest)
+        return known.next_pass()
 
     def calls(self, what: str, values: Callable[[], dict[str, Any]] = dict) -> None:
         """The loop calls backward, a scaler or a copy. The first line of each is noted."""

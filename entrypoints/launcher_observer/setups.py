@@ -29,6 +29,8 @@ class Loader:
     def __init__(self, number: int, made_at: Address, values: dict[str, Any]):
         self.number, self.made_at, self.values = number, made_at, values
         self.passes = 0
+        self.latest: Loading | None = None
+        """The latest pass; None: it was never iterated."""
         self.role = "unknown"
         self.batches: int | None = None
         """Per pass, by its length or by the first pass seen to end; None: not known."""
@@ -41,7 +43,8 @@ class Loader:
 
     def next_pass(self) -> Loading:
         self.passes += 1
-        return Loading(self, self.passes)
+        self.latest = Loading(self, self.passes)
+        return self.latest
 
     def entry(self) -> tuple[str, Address, dict[str, Any]]:
         return "loader", self.made_at, {"id": self.number, "role": self.role, "batches": self.batches, **self.values}

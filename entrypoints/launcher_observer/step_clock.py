@@ -209,6 +209,15 @@ class StepClock:
         self._step, self._evaluating = None, step.began
         return step.loader
 
+    def loader_begins_anew(self, latest: Loading) -> None:
+        """A loader begins a new pass. Its latest is no epoch if nothing was trained since its first request, such as a look at one batch.
+
+        Args:
+            latest: its pass before.
+        """
+        if latest.trained == self._trained:
+            latest.is_no_epoch()
+
     def loader_restarts(self, training: bool) -> None:
         """A loader begins a new pass, whose workers may have to start first.
 

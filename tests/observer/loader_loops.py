@@ -174,6 +174,21 @@ def looking_at_a_batch() -> nn.Module:
 
 
 @loop
+def looking_into_the_training() -> nn.Module:
+    """One of the training's own batches is drawn before it, and after each epoch."""
+    model, optimizer = parts()
+    training = loader()
+    for _ in range(3):
+        next(iter(training))
+        for batch in training:
+            optimizer.zero_grad()
+            lower(model, batch)
+            optimizer.step()
+        next(iter(training))
+    return model
+
+
+@loop
 def measuring_on_what_it_trains() -> nn.Module:
     """Each epoch of training has two further passes over its loader, in which nothing is trained."""
     model, optimizer = parts()
