@@ -15,7 +15,6 @@ import functools
 import inspect
 import json
 import os
-import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +24,9 @@ VARIABLE = "LAUNCHER_SETTINGS"
 
 OF_A_LOADER = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
 OF_TORCH = ("matmul_precision", "cudnn_benchmark")
+
+KEEPS_WORKERS = "_launcher_keeps_workers"
+"""Attribute of a DataLoader whose workers persist by a setting of ours alone. A subclass may have no hash, and copies have it too."""
 
 
 def apply(torch: Any, environ: Mapping[str, str] = os.environ) -> None:
@@ -55,7 +57,7 @@ def apply(torch: Any, environ: Mapping[str, str] = os.environ) -> None:
 def _set_on_loaders(torch: Any, wanted: Mapping[str, Any]) -> None:
     loading = torch.utils.data.dataloader
     made, reset = loading.DataLoader.__init__, loading._MultiProcessingDataLoaderIter._reset
-    signature, kept_workers = inspect.signature(made), weakref.WeakSet[Any]()
+    signature = inspect.signature(made)
 
     @functools.wraps(made)
     def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
@@ -69,12 +71,12 @@ def _set_on_loaders(torch: Any, wanted: Mapping[str, Any]) -> None:
         extra = own.pop("kwargs", {})
         changed = {**own, **arguments(torch, own, wanted)}
         if changed["persistent_workers"] and not own["persistent_workers"]:
-            kept_workers.add(loader)
+            vars(loader)[KEEPS_WORKERS] = True
         made(**changed, **extra)
 
     @functools.wraps(reset)
     def _reset(iterator: Any, loader: Any, first_iter: bool = False) -> None:
-        if not first_iter and loader in kept_workers:
+        if not first_iter and KEEPS_WORKERS in vars(loader):
             # a new iterator for each epoch would draw its workers' seed; without that draw the next epoch's order would differ
             torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
         reset(iterator, loader, first_iter)

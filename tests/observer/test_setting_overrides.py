@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
@@ -56,6 +57,25 @@ def test_the_order_of_every_epoch_stays_the_same(settings):
     before = epochs(DataLoader(Numbers(), batch_size=4, shuffle=True))
     set_from_outside(**settings)
     assert epochs(DataLoader(Numbers(), batch_size=4, shuffle=True)) == before
+
+
+class ByValue(DataLoader):
+    """Has no hash, and refuses attributes that it does not know."""
+
+    def __eq__(self, other):
+        return self.batch_size == other.batch_size
+
+    def __setattr__(self, name, value):
+        assert not name.startswith("_launcher")
+        super().__setattr__(name, value)
+
+
+def test_so_it_does_for_a_loader_without_a_hash_and_for_a_copy_of_it():
+    made = {"batch_size": 4, "shuffle": True, "num_workers": 1}
+    before = epochs(ByValue(Numbers(), **made))
+    set_from_outside(persistent_workers=True)
+    loader = ByValue(Numbers(), **made)
+    assert epochs(copy.deepcopy(loader)) == epochs(loader) == before
 
 
 def test_without_workers_nothing_is_left_of_what_only_workers_have():
