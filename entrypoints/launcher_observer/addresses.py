@@ -7,6 +7,7 @@ import linecache
 import os
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import NamedTuple
 
 from launcher_observer.secret_shapes import shows_a_secret
@@ -42,6 +43,17 @@ def here() -> Address:
             via = None if found == "torch" else found
         frame = frame.f_back
     return address(frame.f_code.co_filename, frame.f_lineno, via)
+
+
+def lines_under_way() -> tuple[tuple[str, int], ...]:
+    """File and number of each line of the user's code running on this thread, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    lines = []
+    while frame is not None:
+        if is_users(frame.f_code.co_filename):
+            lines.append((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(lines)
 
 
 def address(file: str, line: int, via: str | None = None) -> Address:

@@ -198,12 +198,21 @@ class Observer:
     def iterates(self, iterator: Any, loader: Any) -> None:
         """A DataLoader's own iterator begins a pass."""
         known = self._known_loader(loader) or self._note_loader(loader)  # a copy is made without a call of __init__
+        endless = repeats_after(self.torch, loader)
         if known.batches is None:
-            known.batches = setups.batches_of(self.torch, loader)
+            known.batches = setups.batches_of(self.torch, loader) or endless
+        if known.latest is None:
+            known = self._first_iterated(loader, known)
         loading = self._next_pass(known)
-        loading.repeats_after = repeats_after(self.torch, loader)
-        known.batches = known.batches or loading.repeats_after
+        loading.repeats_after = endless
         setattr(iterator, LOADING, loading)
+
+    def _first_iterated(self, loader: Any, known: Loader) -> Loader:
+        """Returns what is known about the loader that this one continues, else about itself."""
+        live = [one for seen, one in [*self._loaders.values()] if seen() is not None]
+        found = self.setups.first_iterated(known, live)
+        self._loaders[id(loader)] = self._loaders[id(loader)][0], found
+        return found
 
     def passes_over(self, iterator: Any, batches: Any) -> None:
         """A pass begins over what the script gave to `launcher_steps`."""

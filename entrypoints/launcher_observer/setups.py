@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import weakref
 from collections import UserDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import GetSetDescriptorType
 from typing import Any
 
-from launcher_observer.addresses import Address, here, is_users, shown
+from launcher_observer.addresses import Address, here, is_users, lines_under_way, shown
 from launcher_observer.step import Loading
 
 MAX_ENTRIES = 500
@@ -26,8 +27,12 @@ SHARDED = "DTensor"
 class Loader:
     """A source of batches, mostly a DataLoader: its arguments, and what it turned out to be for."""
 
-    def __init__(self, number: int, made_at: Address, values: dict[str, Any]):
-        self.number, self.made_at, self.values = number, made_at, values
+    def __init__(self, number: int, made_at: Address, values: dict[str, Any], place: tuple[Any, ...] = ()):
+        """
+        Args:
+            place: what the loaders that one call makes again and again have in common.
+        """
+        self.number, self.made_at, self.values, self.place = number, made_at, values, place
         self.passes = 0
         self.latest: Loading | None = None
         """The latest pass; None: it was never iterated."""
@@ -40,6 +45,11 @@ class Loader:
         """Maximum samples per batch; None: not known."""
         size: int | None = self.values.get("batch_size")
         return size
+
+    @property
+    def was_asked(self) -> bool:
+        """Whether the training thread has asked for a batch of its latest pass."""
+        return self.latest is not None and self.latest.trained >= 0
 
     def next_pass(self) -> Loading:
         self.passes += 1
@@ -56,8 +66,12 @@ class Setups:
     def __init__(self) -> None:
         self._entries: dict[tuple[Any, ...], tuple[str, Address, dict[str, Any]]] = {}
         self._write: Callable[..., None] | None = None
-        self._loaders: dict[tuple[Any, ...], Loader] = {}
-        self._first_makers: dict[int, tuple[Any, Address]] = {}
+        self._loaders: list[Loader] = []
+        self._numbers = itertools.count(1)
+        self._of_datasets: dict[tuple[Any, ...], tuple[weakref.ref[Any] | None, Loader]] = {}
+        """A weak reference to each dataset, if it can have one, and its loader, by line, the dataset's identity and values."""
+        self._others: dict[Address, Loader] = {}
+        self._first_makers: dict[int, tuple[weakref.ref[Any], Address]] = {}
         """A weak reference to each dataset and where it was first given to a loader, by the dataset's identity."""
 
     def begin(self, write: Callable[..., None]) -> None:
@@ -89,28 +103,61 @@ class Setups:
 
     def loader(self, loader: Any) -> Loader:
         """A DataLoader was made. One with the dataset, line and values of an earlier one counts as the same."""
-        made_at = self._maker(loader.dataset)
+        made_at, dataset = self._maker(loader.dataset), _reference(loader.dataset)
         values = loader_values(loader)
-        key = (made_at, id(loader.dataset), tuple(sorted((name, str(value)) for name, value in values.items())))
-        known = self._loaders.get(key)
-        if known is None and len(self._loaders) >= MAX_ENTRIES:
-            of_the_line = (one for one in self._loaders.values() if one.made_at == made_at)
-            return next(of_the_line, Loader(0, made_at, values))
-        if known is None:
-            known = self._loaders[key] = Loader(len(self._loaders) + 1, made_at, values)
-            self.note(known)
-        return known
+        described = tuple(sorted((name, str(value)) for name, value in values.items()))
+        key = (made_at, id(loader.dataset), described)
+        seen, known = self._of_datasets.get(key, (None, None))
+        if known is not None and (seen is None or seen() is loader.dataset):
+            return known
+        samplers = (type(vars(loader).get(name)) for name in ("sampler", "batch_sampler"))
+        place = (lines_under_way(), described, *samplers)
+        if len(self._loaders) >= MAX_ENTRIES:
+            return next((one for one in self._loaders if one.made_at == made_at), Loader(0, made_at, values, place))
+        made = self._add_loader(Loader(next(self._numbers), made_at, values, place))
+        self._of_datasets[key] = dataset, made
+        return made
 
     def other_loader(self, batches: Any) -> Loader:
         """Another source of batches. It is noted once it turns out to be for training or evaluation."""
         made_at = here()
-        known = self._loaders.get((made_at,))
+        known = self._others.get(made_at)
         if known is None:
             values = {"class": type(batches).__qualname__, "batch_size": None, "dataset": None}
-            known = self._loaders[(made_at,)] = Loader(len(self._loaders) + 1, made_at, values)
+            known = self._others[made_at] = self._add_loader(Loader(next(self._numbers), made_at, values))
             if type(batches) in (list, tuple):  # the user's own __len__ may do anything
                 known.batches = len(batches)
         return known
+
+    def _add_loader(self, loader: Loader) -> Loader:
+        self._loaders.append(loader)
+        return loader
+
+    def first_iterated(self, loader: Loader, in_use: Sequence[Loader]) -> Loader:
+        """A loader is iterated for the first time.
+
+        Args:
+            in_use: the loaders that some DataLoader still stands for.
+
+        Returns:
+            the one that it continues, as where each epoch makes a dataset of its own: the only earlier one of its place and length, if that
+            is no longer in use. Else itself.
+        """
+        earlier = [
+            one
+            for one in self._loaders
+            if one.place == loader.place and one.was_asked and loader.batches in (None, one.batches)
+        ]
+        if len(earlier) != 1 or any(one is earlier[0] for one in in_use):
+            self.note(loader)
+            return loader
+        self._loaders = [one for one in self._loaders if one is not loader]
+        self._of_datasets = {
+            key: (seen, earlier[0] if one is loader else one)
+            for key, (seen, one) in [*self._of_datasets.items()]
+            if seen is None or seen() is not None
+        }
+        return earlier[0]
 
     def pass_ended(self, loading: Loading) -> None:
         """A finished pass shows the length of a loader that must not be asked."""
@@ -128,8 +175,9 @@ class Setups:
             return made_at if made_at.via is None else known[1]
         if len(self._first_makers) >= MAX_ENTRIES:
             self._first_makers.clear()
-        with contextlib.suppress(TypeError):  # a list, for one
-            self._first_makers[id(dataset)] = weakref.ref(dataset), made_at
+        reference = _reference(dataset)
+        if reference is not None:
+            self._first_makers[id(dataset)] = reference, made_at
         return made_at
 
     def note(self, loader: Loader) -> None:
@@ -140,6 +188,14 @@ class Setups:
         assert self._write is not None
         file, line, text, via = made_at
         self._write("setup", of=of, file=file, line=line, text=text, values=values, via=via)
+
+
+def _reference(dataset: Any) -> weakref.ref[Any] | None:
+    """A weak reference; None if it can have none, such as a list."""
+    try:
+        return weakref.ref(dataset)
+    except TypeError:
+        return None
 
 
 def loader_values(loader: Any) -> dict[str, Any]:

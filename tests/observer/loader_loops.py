@@ -91,6 +91,23 @@ def fetching_without_gradients() -> nn.Module:
 
 
 @loop
+def a_new_dataset_each_epoch() -> nn.Module:
+    """For training and evaluation alike, by one function. Some loaders are made and not read."""
+    model, optimizer = parts()
+    for _ in range(3):
+        training = loader()
+        held_out, _unused = loader(), loader()
+        for batch in training:
+            optimizer.zero_grad()
+            lower(model, batch)
+            optimizer.step()
+        for inputs, _ in held_out:
+            with torch.no_grad():
+                model(inputs)
+    return model
+
+
+@loop
 def evaluating_one_batch() -> nn.Module:
     """The next one of a loader, before the training and after two of its steps, whose batches are made without a loader."""
     model, optimizer = parts()

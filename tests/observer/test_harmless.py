@@ -67,7 +67,7 @@ epoch(); epoch()
 """,
     )
     assert done.code == 0, done.stderr
-    [loader] = done.timeline().setup("loader")[1:]
+    [loader] = done.timeline().setup("loader")
     assert (loader["text"], loader["line"]) == ("", line_number(tmp_path, "loader = DataLoader(Remote("))
     [*lines] = done.timeline().of("lines")[-1]["lines"]
     assert (lines[0]["text"], lines[0]["line"]) == ("", line_number(tmp_path, "return time.sleep("))

@@ -26,6 +26,7 @@ STEPS = {
     "cycling_a_second_loader": 12,
     "stepping_within_backward": 6,
     "fetching_without_gradients": 12,
+    "a_new_dataset_each_epoch": 18,
     "evaluating_one_batch": 13,
     "reading_one_ahead": 12,
     "reading_a_part": 8,
@@ -62,6 +63,7 @@ EVALUATIONS = {
     "evaluating_with_gradients": [6, 12, 18],
     "generating_without_gradients": [6, 12],
     "fetching_without_gradients": [3, 9],
+    "a_new_dataset_each_epoch": [6, 12, 18],
     "evaluating_one_batch": [4, 8],
     "looking_at_a_batch": [6, 12],
     "measuring_on_what_it_trains": [6, 12, 18],
@@ -181,9 +183,11 @@ def check_roles_and_epochs(timelines: dict[str, Timeline]) -> None:
     assert round(sum(_images(line) for line in looking.of("steps"))) == 4 * 12
     measuring = timelines["measuring_on_what_it_trains"]
     assert all(line["seconds"] >= 6 * 0.02 for line in measuring.of("evaluate"))
-    for timeline in (measuring, timelines["looking_into_the_training"]):
+    anew = timelines["a_new_dataset_each_epoch"]
+    assert _roles(anew) == {1: "training", 2: "evaluation"}
+    for timeline in (measuring, anew, timelines["looking_into_the_training"]):
         last = timeline.of("steps")[-1]
-        assert (last["epoch"], last["extra"]["epoch_step"]) == (3, 6)
+        assert (last["epoch"], last["extra"]["epoch_step"], last["extra"]["epoch_steps"]) == (3, 6, 6)
 
 
 def check_never_ending(timeline: Timeline) -> None:
