@@ -61,7 +61,7 @@ class Observer:
 
     def _reset(self) -> None:
         self._timer: Timer = HostTimer()
-        self.clock = StepClock(self._step_ended, self._paused)
+        self.clock = StepClock(self._step_ended, self._paused, self._evaluates)
         self.events = Events(self.clock, self._fail)
         self._windows = Windows(self._write_window)
         self._exchange = ExchangeRecord()
@@ -292,11 +292,7 @@ class Observer:
             self._asking.loader = loading.loader
             return
         self._asking = loading
-        evaluated = self.clock.batch_asked(loading, trains, cpu)
-        if not trains and not loading.is_trained_on:
-            self._evaluates(loading)
-        if evaluated is not None:
-            self._evaluates(evaluated)
+        self.clock.batch_asked(loading, trains, cpu)
 
     def batch_came(self, loading: Loading, samples: int, waited: float) -> None:
         if self._asking is loading:
@@ -306,8 +302,7 @@ class Observer:
     def loader_ended(self, loading: Loading) -> None:
         if self._asking is loading:
             self._asking = None
-            if self.clock.loader_ended(loading):
-                self._evaluates(loading)
+            self.clock.loader_ended(loading)
 
     def batch_failed(self, loading: Loading) -> None:
         """Its loader raised an error, which a script may survive."""

@@ -64,7 +64,7 @@ class Step:
 class Loading:
     """One pass over a loader; for an endless iterator, the current pass."""
 
-    __slots__ = ("loader", "number", "began", "trained", "batches", "repeats_after", "is_trained_on")
+    __slots__ = ("loader", "number", "began", "trained", "optimized", "batches", "repeats_after", "is_trained_on")
 
     def __init__(self, loader: Any, number: int):
         """
@@ -73,7 +73,9 @@ class Loading:
             number: of the pass, from 1.
         """
         self.loader, self.number, self.batches = loader, number, 0
-        self.began, self.trained = 0.0, -1
+        self.began, self.trained, self.optimized = 0.0, -1, -1
+        """When its first batch was requested, and what the clock had counted by then of backward passes and optimizer steps together, and
+        of optimizer steps; -1: it was not."""
         self.repeats_after: int | None = None
         """Batches after which an endless iterator begins the next pass; None: it ends."""
         self.is_trained_on = False

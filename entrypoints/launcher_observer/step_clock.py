@@ -31,13 +31,19 @@ Pause = Literal["checkpoint", "evaluate"]
 class StepClock:
     """Called once per event of the training thread, in order, with `now` and `moment` set to when it happened."""
 
-    def __init__(self, step_ended: Callable[[Step], None], paused: Callable[[Pause, int, float, float], None]):
+    def __init__(
+        self,
+        step_ended: Callable[[Step], None],
+        paused: Callable[[Pause, int, float, float], None],
+        evaluated: Callable[[Loading], None],
+    ):
         """
         Args:
             step_ended: called with a finished step.
             paused: called with a pause's kind, the steps before it, its start by the host's clock, and its seconds.
+            evaluated: called with a pass over a loader that is an evaluation, as far as that is certain.
         """
-        self._step_ended, self._paused = step_ended, paused
+        self._step_ended, self._paused, self._evaluated_pass = step_ended, paused, evaluated
         self.now = 0.0
         """When the event happened, in seconds of the host's clock."""
         self.moment: Any = 0.0
@@ -49,6 +55,8 @@ class StepClock:
         """Finished ones."""
         self._trained = 0
         """Backward passes and optimizer steps."""
+        self._optimized = 0
+        """Optimizer steps, among them."""
         self._step: Step | None = None
         self._mark: Any = None
         """When the last observed activity ended."""
@@ -64,6 +72,9 @@ class StepClock:
         self._untrained: Loading | None = None
         """A training loader's pass that is over, with nothing trained since its first request: an evaluation, unless its batches are kept
         and trained on next."""
+        self._unused: Loading | None = None
+        """A pass that is over, of a loader that is not known to be trained on, with backward passes but no optimizer step since its first
+        request: an evaluation that attacks the model or explains it, unless an optimizer uses the gradients next."""
         self._part_began: Any = None
         """When the current copy or buffer exchange began."""
         self._copied = False
@@ -99,29 +110,27 @@ class StepClock:
 
     # Batches
 
-    def batch_asked(self, loading: Loading, training: bool, cpu: float) -> Loading | None:
+    def batch_asked(self, loading: Loading, training: bool, cpu: float) -> None:
         """A loader's next batch is requested.
 
         Args:
             training: gradients are on.
             cpu: CPU seconds of the process so far.
-
-        Returns:
-            a pass over another loader that turns out to have been an evaluation.
         """
         now, self._cpu = self.now, cpu
         if self._optimizer is not None and (step := self._step) is not None:
             cut = Cut(now, self.moment, cpu, len(step.phases), step.paused)
             self._asked = cut, step.batches, step.samples, step.data_wait
-        self._settle_untrained()
+        self._settle_untrained(loading)
         if loading.trained < 0:
-            loading.began, loading.trained = now, self._trained
+            loading.began, loading.trained, loading.optimized = now, self._trained, self._optimized
         self._settle_fetched(loading)
         if not training and not loading.is_trained_on:
             self._begin_evaluation(loading, now)
-            return None
+            self._evaluated_pass(loading)
+            return
         self._set_to_evaluate = None
-        evaluated = self._evaluated_since(loading)
+        self._settle_evaluated_before(loading)
         if self._saved is not None or self._evaluating is not None:
             self._end_pauses(now)
         if self._step is not None and self._step.optimizers:
@@ -134,7 +143,6 @@ class StepClock:
             cut = Cut(now, self.moment, cpu, len(step.phases), step.paused)
             self._first_asked[loading] = cut, step.samples, step.data_wait
         self._exhausted = False
-        return evaluated
 
     def batch_came(self, loading: Loading, samples: int, waited: float) -> None:
         """The batch arrived.
@@ -156,34 +164,42 @@ class StepClock:
             self._read = loading
         self._mark, self._copied = self.moment, False
 
-    def loader_ended(self, loading: Loading) -> bool:
-        """The loader is exhausted. A pass in which nothing was trained was an evaluation, whether or not gradients were on.
-
-        Returns:
-            whether it was, as far as that is certain.
-        """
+    def loader_ended(self, loading: Loading) -> None:
+        """The loader is exhausted. A pass in which nothing was trained was an evaluation, whether or not gradients were on."""
         if self._evaluating is not None:
             self._evaluated, self._fetched = self.now, None
             loading.is_no_epoch()
-            return True
+            self._evaluated_pass(loading)
+            return
         step = self._step
         own = step.loader if step is not None else None
         self._exhausted |= own is None or own.loader is loading.loader
-        if loading.trained != self._trained or not self.steps:
-            return False
+        if not self.steps:
+            return
         self._evaluated = self.now
-        if loading.loader.role != "training":
+        if loading.trained != self._trained:
+            alone = step is not None and all(one is loading for one in step.fed)
+            if alone and loading.optimized == self._optimized and loading.loader not in self._fed_before:
+                self._unused = loading
+        elif loading.loader.role != "training":
             self._step, self._evaluating = None, loading.began
+            self._evaluated_pass(loading)
         elif loading.batches and (step is None or not trains(step)):
             self._untrained = loading
-        return self._evaluating is not None
 
-    def _settle_untrained(self) -> None:
-        """Something else happens before the batches of a training loader's pass could be trained on: it was an evaluation."""
+    def _settle_untrained(self, asked: Loading | None = None) -> None:
+        """Something else happens before the batches of a pass, or their gradients, could be used in training: it was an evaluation.
+
+        Args:
+            asked: the pass whose next batch is requested.
+        """
         loading, self._untrained = self._untrained, None
+        if loading is None and self._unused is not asked:
+            loading, self._unused = self._unused, None
         if loading is not None:
             self._step, self._evaluating = None, loading.began
             loading.is_no_epoch()
+            self._evaluated_pass(loading)
 
     def _leave_out_before(self, asked: Loading, step: Step) -> None:
         """Leave out of the first step what came before the pass that the second one begins with, such as a batch that was drawn."""
@@ -199,15 +215,15 @@ class StepClock:
         step.loader, step.epoch = asked, asked.number
         step.batches = sum(batches for one, batches in step.fed.items() if one.loader is asked.loader)
 
-    def _evaluated_since(self, loading: Loading) -> Loading | None:
-        """The pass read with gradients on but not trained on before the training loader's next request."""
+    def _settle_evaluated_before(self, asked: Loading) -> None:
+        """A pass that was read with gradients on, but not trained on before the training loader's next request, was an evaluation."""
         step = self._step
         if step is None or step.optimizers or step.loader is None:
-            return None
-        if step.loader.loader.role == "training" or loading.loader.role != "training" or trains(step):
-            return None
+            return
+        if step.loader.loader.role == "training" or asked.loader.role != "training" or trains(step):
+            return
         self._step, self._evaluating = None, step.began
-        return step.loader
+        self._evaluated_pass(step.loader)
 
     def loader_begins_anew(self, latest: Loading) -> None:
         """A loader begins a new pass. Its latest is no epoch if nothing was trained since its first request, such as a look at one batch.
@@ -250,6 +266,8 @@ class StepClock:
         self._backward_depth = 1
         self._add("forward", step)
         self._exhausted = False
+        if self.steps and step.loader is not None and step.loader.loader not in self._fed_before:
+            return ()  # until an optimizer uses the gradients
         return self._trained_on(step)
 
     def backward_ends(self) -> None:
@@ -270,7 +288,8 @@ class StepClock:
         if self._optimizer is not None and not self._has_failed(optimizer):
             return ()
         self._trained += 1
-        self._set_to_evaluate = self._untrained = None
+        self._optimized += 1
+        self._set_to_evaluate = self._untrained = self._unused = None
         step = self._under_way()
         done = step.optimizers.count(optimizer)
         if done:

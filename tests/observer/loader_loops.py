@@ -13,17 +13,22 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.observer.loop_parts import loader, loop, lower, parts
 
 
-def flipped(batches):
-    """Augments under torch.no_grad(), which holds only while the generator runs."""
+def without_gradients(batches):
+    """Reads under torch.no_grad(), which holds only while the generator runs."""
     with torch.no_grad():
         iterator = iter(batches)
     while True:
         with torch.no_grad():
             batch = next(iterator, None)
-            if batch is None:
-                return
-            batch = batch[0].flip(-1), batch[1]
+        if batch is None:
+            return
         yield batch
+
+
+def flipped(batches):
+    """Augments what is read so."""
+    for inputs, targets in without_gradients(batches):
+        yield inputs.flip(-1), targets
 
 
 @loop

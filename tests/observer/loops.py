@@ -12,7 +12,7 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -22,7 +22,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.observer import loader_loops  # noqa: F401  # its loops
+from tests.observer import loader_loops
 from tests.observer.loop_parts import LOOPS, loader, loop, lower, parts
 
 
@@ -298,6 +298,42 @@ def evaluating_a_part() -> nn.Module:
             if number == 1:
                 break
     return model
+
+
+def _attacking(training: DataLoader, held_out: Iterable) -> nn.Module:
+    """Each of three evaluations moves its images along their gradients."""
+    model, optimizer = parts()
+    for _ in range(3):
+        for batch in training:
+            optimizer.zero_grad()
+            lower(model, batch)
+            optimizer.step()
+        for inputs, wanted in held_out:
+            with torch.enable_grad():
+                moved = inputs.clone().requires_grad_()
+                lower(model, (moved, wanted))
+            model((inputs + moved.grad).detach())
+    return model
+
+
+@loop
+def attacking_in_evaluation() -> nn.Module:
+    return _attacking(loader(), loader(3))
+
+
+class WithoutGradients:
+    """Reads a loader under torch.no_grad()."""
+
+    def __init__(self, batches: DataLoader):
+        self.batches = batches
+
+    def __iter__(self):
+        return loader_loops.without_gradients(self.batches)
+
+
+@loop
+def attacking_without_gradients() -> nn.Module:
+    return _attacking(loader(), WithoutGradients(loader(3)))
 
 
 @loop

@@ -45,6 +45,8 @@ STEPS = {
     "opening_late": 6,
     "drawing_to_count": 12,
     "evaluating_a_part": 18,
+    "attacking_in_evaluation": 18,
+    "attacking_without_gradients": 18,
     "evaluating_on_its_own": 12,
     "asking_itself": 6,
     "one_batch": 37,  # of 100 in all, the first 64 were taken for one batch's
@@ -68,6 +70,8 @@ EVALUATIONS = {
     "looking_at_a_batch": [6, 12],
     "measuring_on_what_it_trains": [6, 12, 18],
     "evaluating_a_part": [6, 12],
+    "attacking_in_evaluation": [6, 12, 18],
+    "attacking_without_gradients": [6, 12, 18],
     "evaluating_on_its_own": [4, 8, 12],
 }
 """After which steps."""
@@ -183,6 +187,8 @@ def check_roles_and_epochs(timelines: dict[str, Timeline]) -> None:
     assert round(sum(_images(line) for line in looking.of("steps"))) == 4 * 12
     measuring = timelines["measuring_on_what_it_trains"]
     assert all(line["seconds"] >= 6 * 0.02 for line in measuring.of("evaluate"))
+    for name in ("attacking_in_evaluation", "attacking_without_gradients"):
+        assert _roles(timelines[name]) == {1: "training", 2: "evaluation"}, name
     anew = timelines["a_new_dataset_each_epoch"]
     assert _roles(anew) == {1: "training", 2: "evaluation"}
     for timeline in (measuring, anew, timelines["looking_into_the_training"]):

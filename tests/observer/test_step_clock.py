@@ -28,7 +28,8 @@ class Training:
         """The loaders whose batches were, each once."""
         self.paused: list[tuple[str, int, float, float]] = []
         """Each pause: its kind, the steps before it, its start and its seconds."""
-        self.clock = StepClock(self.steps.append, lambda *pause: self.paused.append(pause))
+        self.evaluated: list[Loading] = []
+        self.clock = StepClock(self.steps.append, lambda *pause: self.paused.append(pause), self.evaluated.append)
         self.clock.now = self.clock.moment = 0.0
         self.loader = another_loader(1)
         self.loading = self.loader.next_pass()
@@ -45,9 +46,9 @@ class Training:
         self.happens(self.clock.batch_asked, loading or self.loading, True, 0.0)
         self.happens(self.clock.batch_came, loading or self.loading, 8, 1.0)
 
-    def exhausts(self) -> None:
-        self.happens(self.clock.batch_asked, self.loading, True, 0.0)
-        self.happens(self.clock.loader_ended, self.loading)
+    def exhausts(self, loading: Loading | None = None) -> None:
+        self.happens(self.clock.batch_asked, loading or self.loading, True, 0.0)
+        self.happens(self.clock.loader_ended, loading or self.loading)
 
     def restarts(self, *, training: bool = True) -> None:
         """The next pass, after a minute of something else."""
@@ -263,10 +264,64 @@ def test_a_pass_whose_batches_are_trained_on_after_its_end_is_none():
     assert not training.paused
 
 
+def trained_step(training: Training) -> None:
+    training.batch()
+    training.backward()
+    training.optimizer(OUTER)
+
+
+@pytest.mark.parametrize("then", ["training", "a checkpoint", "the end"])
+@pytest.mark.parametrize("ahead", [False, True], ids=["a batch at a time", "one ahead"])
+def test_a_pass_whose_gradients_no_optimizer_uses_is_an_evaluation(ahead, then):
+    """As in attacks on the model, or maps of what it looks at. A reader that is one ahead asks before it works on its last batch."""
+    training, held_out = Training(), another_loader()
+    attacked = held_out.next_pass()
+    for _ in range(2):
+        trained_step(training)
+    began = training.clock.now + 1
+    for _ in range(2):
+        training.batch(attacked)
+        training.backward()
+        training.backward()
+    if ahead:
+        training.batch(attacked)
+    training.exhausts(attacked)
+    ended = training.clock.now
+    if ahead:
+        training.backward()
+    if then == "a checkpoint":
+        training.happens(training.clock.checkpoint_begins)
+        ended = training.clock.now
+        training.happens(training.clock.checkpoint_ends)
+    elif then == "training":
+        ended = training.clock.now + 1
+        trained_step(training)
+    training.clock.close()
+    assert training.trained_on == [training.loader] and training.evaluated == [attacked]
+    assert training.paused[0] == ("evaluate", 2, began, ended - began)
+    assert [step.batches for step in training.steps] == [1] * (3 if then == "training" else 2)
+
+
+def test_one_whose_gradients_an_optimizer_uses_at_its_end_is_none():
+    """Full-batch steps on a second loader."""
+    training, second = Training(), another_loader()
+    trained_step(training)
+    for _ in range(2):
+        whole = second.next_pass()
+        for _ in range(3):
+            training.batch(whole)
+            training.backward()
+        training.exhausts(whole)
+        training.optimizer(OUTER)
+    training.clock.close()
+    assert training.trained_on == [training.loader, second] and not training.evaluated and not training.paused
+    assert [step.batches for step in training.steps] == [1, 3, 3]
+
+
 def test_gradients_that_no_optimizer_uses_are_not_kept_for_ever(monkeypatch):
     """As in an attack on the model after its training, or where a script updates its parameters itself."""
     monkeypatch.setattr(step_clock, "MAX_PARTS", 4)
-    clock, held = StepClock(lambda step: None, lambda *pause: None), []
+    clock, held = StepClock(lambda step: None, lambda *pause: None, lambda loading: None), []
     for now in range(6):
         clock.now = clock.moment = float(now)
         clock.backward_begins()

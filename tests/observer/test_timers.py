@@ -128,7 +128,7 @@ def test_a_copy_in_a_stream_of_its_own_leaves_the_forward_pass_as_long_as_it_is(
     cuda = Cuda()
     timer = GpuTimer(cuda, SimpleNamespace(index=0))
     steps = []
-    clock = StepClock(steps.append, lambda *_: None)
+    clock = StepClock(steps.append, lambda *_: None, lambda _: None)
     clock.use(timer)
     loading = Loader(1, ("train.py", 1, "", None), {"batch_size": 8}).next_pass()
 
