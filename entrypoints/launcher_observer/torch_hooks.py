@@ -258,6 +258,8 @@ def _checkpoints(observer: Observer, torch: Any) -> None:
     for module in ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer"):
         # which saves to memory, and then writes the file
         after_import(module, lambda found: _wrap_in("save_checkpoint", saving, found.Trainer))
+    for module in ("lightning.fabric.fabric", "lightning_fabric.fabric"):  # likewise
+        after_import(module, lambda found: _wrap_in("save", saving, found.Fabric))
 
 
 def _copies(observer: Observer, torch: Any) -> None:

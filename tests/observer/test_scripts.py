@@ -141,6 +141,16 @@ CASES = [
         epoch_steps=12,
     ),
     Case(
+        "lightning's Fabric",
+        ("fabric_loop.py",),
+        24,
+        {"loader": "loader = ", "backward": "fabric.backward(", "step": "optimizer.step()"},
+        loader={"batch_size": 8, "num_workers": 0, "batches": 12},
+        checkpoints=2,
+        checkpoint_seconds=0.2,
+        epoch_steps=12,
+    ),
+    Case(
         "transformers.Trainer",
         ("trainer.py",),
         16,
