@@ -15,6 +15,15 @@ class Cut(NamedTuple):
     paused: float
 
 
+class Held(NamedTuple):
+    """A moment within a step, and what it had read by then."""
+
+    cut: Cut
+    batches: int
+    samples: int
+    data_wait: float
+
+
 class Step:
     """One step, under way or over."""
 
@@ -46,6 +55,17 @@ class Step:
         """The passes that its batches came from, the first one first, and how many of each."""
         self.cut = Cut(began, begin, cpu, 0, 0.0)
         """Where its last optimizer step ended."""
+
+    def held(self, now: float, moment: Any, cpu: float) -> Held:
+        """What it holds so far."""
+        return Held(Cut(now, moment, cpu, len(self.phases), self.paused), self.batches, self.samples, self.data_wait)
+
+    def take_back(self, held: Held, loading: Loading) -> None:
+        """Leave out what came after a moment, with the pass that was first asked then."""
+        del self.phases[held.cut.phases :]
+        self.paused = held.cut.paused
+        self.batches, self.samples, self.data_wait = held.batches, held.samples, held.data_wait
+        self.fed.pop(loading, None)
 
     def add_batch(self, loading: Loading, samples: int, waited: float) -> None:
         """

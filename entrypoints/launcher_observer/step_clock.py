@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from launcher_observer.fetched import Fetched
-from launcher_observer.step import Cut, Loading, Step, trains
+from launcher_observer.step import Cut, Held, Loading, Step, trains
 from launcher_observer.timers import HostTimer, Timer
 
 MAX_OPTIMIZER_STEPS = 64
@@ -62,9 +62,11 @@ class StepClock:
         """When the last observed activity ended."""
         self._read: Loading | None = None
         """The latest pass that a step read a batch of."""
-        self._first_asked: dict[Loading, tuple[Cut, int, float]] = {}
-        """In the first step: when each pass was first asked, with nothing trained yet, and the samples and seconds of waiting by then. A
-        batch that is only looked at before the training is none of the step."""
+        self._first_asked: dict[Loading, Held] = {}
+        """In the first step: when each pass was first asked, with nothing trained yet. A batch that is only looked at before the training
+        is none of the step."""
+        self._latest_asked: tuple[Loading, Held] | None = None
+        """The latest pass that was first asked in the current step, and when."""
         self._fed_before: set[Any] = set()
         """The loaders that the latest step with batches read."""
         self._exhausted = False
@@ -82,6 +84,8 @@ class StepClock:
         self._evaluating: float | None = None
         self._evaluated = 0.0
         """When the current evaluation began, and when it was last seen."""
+        self._paused_within = 0.0
+        """Seconds of checkpoints between its batches."""
         self._fetched: Fetched | None = None
         """The evaluation's batches, while the current or the next step may still train on them."""
         self._set_to_evaluate: Cut | None = None
@@ -91,9 +95,8 @@ class StepClock:
         self._backward_depth = 0
         self._optimizer: int | None = None
         """The one whose step is running; steps nested in it are part of it."""
-        self._asked: tuple[Cut, int, int, float] | None = None
-        """When a batch was last requested during that step, and the batches, samples and seconds of waiting by then: the optimizer's own
-        closure requested it, or its step has failed."""
+        self._asked: Held | None = None
+        """When a batch was last requested during that step: the optimizer's own closure requested it, or its step has failed."""
         self._saving: float | None = None
         self._saved: tuple[float, float] | None = None
         """When the checkpoint that is not yet recorded began and ended."""
@@ -119,10 +122,10 @@ class StepClock:
         """
         now, self._cpu = self.now, cpu
         if self._optimizer is not None and (step := self._step) is not None:
-            cut = Cut(now, self.moment, cpu, len(step.phases), step.paused)
-            self._asked = cut, step.batches, step.samples, step.data_wait
+            self._asked = step.held(now, self.moment, cpu)
         self._settle_untrained(loading)
-        if loading.trained < 0:
+        begins = loading.trained < 0
+        if begins:
             loading.began, loading.trained, loading.optimized = now, self._trained, self._optimized
         self._settle_fetched(loading)
         if not training and not loading.is_trained_on:
@@ -139,9 +142,10 @@ class StepClock:
         step = self._step
         if step is None or (self._exhausted and not trains(step)):  # else the gradients of its batches are kept
             step = self._begin_step(now)
+        if begins:
+            self._latest_asked = loading, step.held(now, self.moment, cpu)
         if not self._trained and loading not in self._first_asked:
-            cut = Cut(now, self.moment, cpu, len(step.phases), step.paused)
-            self._first_asked[loading] = cut, step.samples, step.data_wait
+            self._first_asked[loading] = step.held(now, self.moment, cpu)
         self._exhausted = False
 
     def batch_came(self, loading: Loading, samples: int, waited: float) -> None:
@@ -182,8 +186,7 @@ class StepClock:
             if alone and loading.optimized == self._optimized and loading.loader not in self._fed_before:
                 self._unused = loading
         elif loading.loader.role != "training":
-            self._step, self._evaluating = None, loading.began
-            self._evaluated_pass(loading)
+            self._was_evaluation(loading, loading.began)
         elif loading.batches and (step is None or not trains(step)):
             self._untrained = loading
 
@@ -197,15 +200,32 @@ class StepClock:
         if loading is None and self._unused is not asked:
             loading, self._unused = self._unused, None
         if loading is not None:
-            self._step, self._evaluating = None, loading.began
             loading.is_no_epoch()
-            self._evaluated_pass(loading)
+            self._was_evaluation(loading, loading.began)
+
+    def _was_evaluation(self, loading: Loading, began: float) -> None:
+        """The latest pass was one. The current step is left out, or what it holds of it if gradients are kept in it from before.
+
+        Args:
+            began: when the evaluation did.
+        """
+        step, self._paused_within = self._step, 0.0
+        if step is not None:
+            asked, held = self._latest_asked or (None, None)
+            before = held if asked is loading else None
+            self._paused_within = step.paused - (before.cut.paused if before is not None else 0.0)
+            if before is not None and before.batches and trains(step):
+                step.take_back(before, loading)
+            else:
+                self._step = None
+        self._evaluating = began
+        self._evaluated_pass(loading)
 
     def _leave_out_before(self, asked: Loading, step: Step) -> None:
         """Leave out of the first step what came before the pass that the second one begins with, such as a batch that was drawn."""
         if asked not in self._first_asked or asked not in step.fed or asked is step.loader:
             return
-        cut, samples, waited = self._first_asked[asked]
+        cut, _, samples, waited = self._first_asked[asked]
         step.began, step.begin, step.cpu = cut.time, cut.moment, cut.cpu
         del step.phases[: cut.phases]
         step.paused -= cut.paused
@@ -222,8 +242,7 @@ class StepClock:
             return
         if step.loader.loader.role == "training" or asked.loader.role != "training" or trains(step):
             return
-        self._step, self._evaluating = None, step.began
-        self._evaluated_pass(step.loader)
+        self._was_evaluation(step.loader, step.began)
 
     def loader_begins_anew(self, latest: Loading) -> None:
         """A loader begins a new pass. Its latest is no epoch if nothing was trained since its first request, such as a look at one batch.
@@ -472,8 +491,9 @@ class StepClock:
         if self._step is not None:  # in the middle of one, between two of its batches
             self._step.paused += now - began
             self._mark = self.moment
+        within, self._paused_within = self._paused_within, 0.0
         if self.steps and now > began:
-            self._paused("evaluate", self.steps, began, now - began)
+            self._paused("evaluate", self.steps, began, now - began - within)
 
     def _settle_fetched(self, asked: Loading | None = None) -> None:
         """Decide, if still open, whether the current step trains on batches that were requested with gradients off.
@@ -520,6 +540,7 @@ class StepClock:
         self._mark = self.moment
         self._optimizer, self._asked, self._backward_depth = None, None, 0  # of a step that an exception ended
         self._first_asked.clear()
+        self._latest_asked = None
         return step
 
     def _end_step(self, ended: float, end: Any, following: Step | None = None) -> None:

@@ -318,6 +318,47 @@ def test_one_whose_gradients_an_optimizer_uses_at_its_end_is_none():
     assert [step.batches for step in training.steps] == [1, 3, 3]
 
 
+def test_a_checkpoint_after_an_evaluation_of_a_part_counts_once():
+    """Its batches are read with gradients on, and its loader is left before its end."""
+    training, held_out = Training(), another_loader()
+    training.loader.role = "training"
+    trained_step(training)
+    began = training.clock.now + 1
+    part = held_out.next_pass()
+    training.batch(part)
+    training.batch(part)
+    training.happens(training.clock.checkpoint_begins)
+    saved = training.clock.now
+    training.clock.now += 9
+    training.happens(training.clock.checkpoint_ends)
+    trained = training.clock.now + 1
+    trained_step(training)
+    training.clock.close()
+    assert training.paused == [("checkpoint", 1, saved, 10.0), ("evaluate", 1, began, trained - began - 10.0)]
+
+
+def test_an_evaluation_amid_accumulated_gradients_leaves_the_batches_before_it_in_their_step():
+    """It is read with gradients on."""
+    training, held_out = Training(), another_loader()
+    training.loader.role = "training"
+    trained_step(training)
+    for _ in range(2):
+        training.batch()
+        training.backward()
+    evaluated = held_out.next_pass()
+    began = training.clock.now + 1
+    training.batch(evaluated)
+    training.exhausts(evaluated)
+    ended = training.clock.now + 1
+    trained_step(training)
+    training.clock.close()
+    step = training.steps[1]
+    assert (step.batches, step.samples, step.data_wait, [*step.fed.values()]) == (3, 24, 3.0, [3])
+    assert [name for name, *_ in step.phases].count("backward") == 3
+    assert step.paused == ended - began and training.paused == [("evaluate", 1, began, ended - began)]
+    assert training.evaluated == [evaluated] and training.trained_on == [training.loader]
+
+
 def test_gradients_that_no_optimizer_uses_are_not_kept_for_ever(monkeypatch):
     """As in an attack on the model after its training, or where a script updates its parameters itself."""
     monkeypatch.setattr(step_clock, "MAX_PARTS", 4)
