@@ -104,8 +104,8 @@ class StepClock:
     def use(self, timer: Timer) -> None:
         """Measure by this timer from the next step on."""
         self.moment, self._stream_of = timer.now(), timer.stream_of
-        if self._step is not None:
-            self._begin_step(self.now)
+        if self._step is not None:  # perhaps within a backward pass
+            self._step, self._mark = Step(self._step.number, self.now, self.moment, self._cpu), self.moment
 
     def holds_a_moment(self) -> bool:
         """Whether moments of something in progress are still needed."""
@@ -568,7 +568,8 @@ class StepClock:
         del step.phases[cut.phases :]
         step.paused = cut.paused
         self._end_step(cut.time, cut.moment, following)
-        return following
+        assert self._step is not None  # another one where the timer has changed
+        return self._step
 
     def _add(self, phase: str, step: Step) -> None:
         """Assign the time since the last mark to this phase."""

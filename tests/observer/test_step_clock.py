@@ -10,6 +10,7 @@ from launcher_observer import step_clock
 from launcher_observer.setups import Loader
 from launcher_observer.step import Loading, Step
 from launcher_observer.step_clock import StepClock
+from launcher_observer.timers import HostTimer
 
 OUTER, INNER, OTHER = 1, 2, 3
 """Optimizers: a wrapper's step takes that of the one within, and one that fails."""
@@ -102,6 +103,28 @@ def test_a_backward_pass_in_which_optimizers_step_is_the_next_steps_where_no_loa
         assert step.optimizers == [OUTER, OTHER]
         assert [name for name, *_ in step.phases if name != "optimizer"].count("backward") >= 2
         assert all(step.begin <= begin <= end <= step.end for _, begin, end in step.phases)
+
+
+def test_a_timer_that_changes_within_a_backward_pass_loses_no_later_forward_pass():
+    """A GPU's, after the first step, where optimizers step as soon as a gradient is there and no loader is seen."""
+    training = Training()
+    ended = training.steps.append
+
+    def first_ends(step: Step) -> None:
+        ended(step)
+        if step.number == 1:
+            training.clock.use(HostTimer())
+
+    training.clock = StepClock(first_ends, lambda *pause: None, lambda loading: None)
+    training.clock.now = training.clock.moment = 0.0
+    for _ in range(4):
+        training.happens(training.clock.backward_begins)
+        training.optimizer(OUTER)
+        training.optimizer(OTHER)
+        training.happens(training.clock.backward_ends)
+    training.clock.close()
+    assert [step.optimizers for step in training.steps] == [[OUTER, OTHER]] * 4
+    assert all("forward" in [name for name, *_ in step.phases] for step in training.steps[2:])
 
 
 def seconds(training: Training) -> list[float]:
