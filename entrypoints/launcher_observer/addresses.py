@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import linecache
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
@@ -101,9 +103,18 @@ def package(file: str) -> str | None:
 @functools.cache
 def shown(file: str) -> str:
     """A file's name in a record."""
-    path = Path(file).absolute()
-    script = getattr(sys.modules.get("__main__"), "__file__", None)
-    for folder in ([Path(script).absolute().parent] if script else []) + [Path.cwd()]:
-        if path.is_relative_to(folder):
-            return str(path.relative_to(folder))
+    path = Path(file)
+    with contextlib.suppress(OSError):  # the working folder was removed
+        path = path.absolute()
+        for folder in _folders():
+            if path.is_relative_to(folder):
+                return str(path.relative_to(folder))
     return str(path)
+
+
+def _folders() -> Iterator[Path]:
+    """The script's, if there is a script, and the working folder."""
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    if script:
+        yield Path(script).absolute().parent
+    yield Path.cwd()

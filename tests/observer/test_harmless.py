@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import UserDict
 
 import numpy
@@ -49,6 +50,16 @@ def test_samples_are_counted_without_a_call_of_the_users_code(kind):
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_tensor_that_has_no_shape_has_no_known_samples():
     assert samples_of(torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]), 2) == 0
+
+
+def test_a_removed_working_folder_ends_no_record(monkeypatch, tmp_path):
+    """A file outside of the script's folder has its absolute name then."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    outside, beside = str(tmp_path / "train.py"), str(tmp_path / "script" / "train.py")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", beside, raising=False)
+    assert [addresses.shown(file) for file in (outside, beside)] == [outside, "train.py"]
 
 
 def test_a_secret_in_a_line_of_code_enters_no_file(tmp_path):
