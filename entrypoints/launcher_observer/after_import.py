@@ -13,12 +13,12 @@ if TYPE_CHECKING:  # each of these costs every Python process of a run milliseco
 
 
 def after_import(name: str, act: Callable[[ModuleType], None]) -> None:
-    """Call `act` with a module when its import has finished; at once if it is already imported.
+    """Call `act` with a module when its import has finished: at once if it already has, with the next import if it is under way.
 
     Args:
         name: dotted.
     """
-    if name in sys.modules:
+    if _is_imported(name):
         act(sys.modules[name])
         return
     if _finder not in sys.meta_path:
@@ -26,13 +26,25 @@ def after_import(name: str, act: Callable[[ModuleType], None]) -> None:
     _finder.waiting.setdefault(name, []).append(act)
 
 
+def _is_imported(name: str) -> bool:
+    """Whether a module's import has finished. One that is under way may itself have imported the module whose hooks ask."""
+    if name in _finder.finished or name not in sys.modules:
+        return name in sys.modules
+    return not getattr(getattr(sys.modules[name], "__spec__", None), "_initializing", False)
+
+
 class _Finder:
     """Finds the awaited modules through the other finders, and has their loaders report when they are done."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, list[Callable[[ModuleType], None]]] = {}
+        self.finished: set[str] = set()
+        """Modules whose code has run, which Python itself does not say before it has returned from here."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        for awaited in [*self.waiting]:  # those that were under way when they were asked for
+            if _is_imported(awaited):
+                self._tell(awaited, sys.modules[awaited])
         if name not in self.waiting:
             return None
         for finder in sys.meta_path:
@@ -53,10 +65,14 @@ class _Finder:
         def execute_and_tell(module: ModuleType) -> None:
             loader.__dict__.pop("exec_module", None)
             execute(module)
-            for act in self.waiting.pop(spec.name, []):
-                act(module)
+            self.finished.add(spec.name)
+            self._tell(spec.name, module)
 
         loader.exec_module = execute_and_tell
+
+    def _tell(self, name: str, module: ModuleType) -> None:
+        for act in self.waiting.pop(name, []):
+            act(module)
 
 
 _finder = _Finder()

@@ -257,9 +257,9 @@ def _checkpoints(observer: Observer, torch: Any) -> None:
         after_import(module, functools.partial(_wrap_in, name, saving))
     for module in ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer"):
         # which saves to memory, and then writes the file
-        after_import(module, lambda found: _wrap_in("save_checkpoint", saving, found.Trainer))
+        after_import(module, lambda found: _wrap_in("save_checkpoint", saving, getattr(found, "Trainer", None)))
     for module in ("lightning.fabric.fabric", "lightning_fabric.fabric"):  # likewise
-        after_import(module, lambda found: _wrap_in("save", saving, found.Fabric))
+        after_import(module, lambda found: _wrap_in("save", saving, getattr(found, "Fabric", None)))
 
 
 def _copies(observer: Observer, torch: Any) -> None:

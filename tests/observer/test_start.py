@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from launcher_observer.after_import import after_import
 
 import launcher
 from launcher.insight.measurements import read
@@ -315,3 +318,23 @@ def test_a_folder_that_is_named_from_here_is_meant_wherever_the_script_goes(job,
     text = "import os; os.chdir('/'); print(os.environ['LAUNCHER_OBSERVER_FOLDER'])"
     done = python({**job, "LAUNCHER_OBSERVER_FOLDER": "measured"}, text, folder=tmp_path)
     assert (done.stdout, done.stderr) == (f"{tmp_path}/measured\n", "")
+
+
+def test_a_module_that_imports_the_one_with_the_hooks_is_told_of_with_the_next_import(monkeypatch, tmp_path):
+    """As lightning and safetensors.torch do, which import torch first."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    (tmp_path / "outer_of_two.py").write_text("import inner_of_two\nvalue = 1\n")
+    for name in ("inner_of_two", "third_of_all"):
+        (tmp_path / f"{name}.py").write_text("")
+    found: list[object] = []
+
+    def take_hold(inner: ModuleType) -> None:
+        after_import("inner_of_two", found.append)
+        after_import("outer_of_two", lambda outer: found.append(outer.value))
+        assert found == [inner]
+
+    after_import("inner_of_two", take_hold)
+    importlib.import_module("outer_of_two")
+    importlib.import_module("third_of_all")
+    assert found[1:] == [1]

@@ -1,9 +1,9 @@
-"""A plain loop by lightning's Fabric."""
+"""A plain loop by lightning's Fabric, which is imported before torch."""
 
 import time
 
+import lightning
 import torch
-from lightning.fabric import Fabric
 from lightning.fabric.plugins import TorchCheckpointIO
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -19,7 +19,7 @@ class SlowDisk(TorchCheckpointIO):
 
 
 def main():
-    fabric = Fabric(accelerator="cpu", devices=1, plugins=[SlowDisk()])
+    fabric = lightning.Fabric(accelerator="cpu", devices=1, plugins=[SlowDisk()])
     fabric.seed_everything(0)
     samples = TensorDataset(torch.randn(96, 16), torch.randint(0, 4, (96,)))
     loader = fabric.setup_dataloaders(DataLoader(samples, batch_size=8, shuffle=True))
