@@ -200,10 +200,14 @@ def _about_the_price(plan: dict[str, Any], outcome: dict[str, Any], run: Run) ->
     return lines
 
 
+ABSURD = 10**9
+"""Epochs from which a metric line is damaged."""
+
+
 def _epochs(plan: dict[str, Any], run: Run) -> int:
     """Epochs that a completed run trained; 0: not known. An epoch shorter than a window of logged steps may have no metric line."""
-    found = [epoch for one in run.metrics() if isinstance(epoch := one.get("epoch"), int) and epoch > 0]
-    return max(found) - _first_epoch(plan, run, min(found)) + 1 if found else 0
+    found = [epoch for one in run.metrics() if isinstance(epoch := one.get("epoch"), int) and 0 < epoch < ABSURD]
+    return max(0, max(found) - _first_epoch(plan, run, min(found)) + 1) if found else 0
 
 
 def _first_epoch(plan: dict[str, Any], run: Run, of_metrics: int) -> int:

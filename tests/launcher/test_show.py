@@ -184,3 +184,11 @@ def test_numbers_that_json_does_not_have_are_null(command, capsys):
     found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     [of_run] = found if command == "compare" else [found]
     assert of_run["result"] == {"loss": None, "accuracies": [1.5, None], "of": {"student": None}}
+
+
+def test_a_damaged_metric_line_is_no_epoch(capsys):
+    folder = recorded("whole-20260101-000000-abcd", price={"text": "at most $9.00"}, git={})
+    folder.outcome.write_text(json.dumps({"state": "Completed", "cost_usd": 3.0}))
+    folder.metrics.write_text(f'{{"rank": 0, "epoch": 2, "step": 2}}\n{{"rank": 0, "epoch": {10**320}, "step": 3}}\n')
+    print_run(launcher.Run(folder))
+    assert "  cost        $3.00, $1.50 an epoch\n" in capsys.readouterr().out
