@@ -90,7 +90,8 @@ def reported(folder: Path) -> tuple[Diagnosis, dict]:
 SYSTEM_ALONE = [
     ("data_bound", "all cores full, half-idle GPU, system metrics alone"),
     ("storage_bound", "system metrics alone"),
-    ("main_thread_bound", "a core at exactly 100 %, 40 s, system metrics alone"),
+    ("gpu_starved", "the same, and the number of workers is not known"),
+    ("gpu_starved", "KT's system metrics alone, and the number of workers is not known"),
     ("uneven_gpus", "harsh: one at 100 %, others idle"),
 ]
 """Jobs of any script."""
