@@ -18,19 +18,21 @@ def after_import(name: str, act: Callable[[ModuleType], None]) -> None:
     Args:
         name: dotted.
     """
-    if _is_imported(name):
-        act(sys.modules[name])
+    module = sys.modules.get(name)
+    under_way = module is not None and name not in _finder.finished and _is_under_way(module)
+    if module is not None and not under_way:
+        act(module)
         return
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
     _finder.waiting.setdefault(name, []).append(act)
+    if under_way:
+        _finder.under_way.add(name)
 
 
-def _is_imported(name: str) -> bool:
-    """Whether a module's import has finished. One that is under way may itself have imported the module whose hooks ask."""
-    if name in _finder.finished or name not in sys.modules:
-        return name in sys.modules
-    return not getattr(getattr(sys.modules[name], "__spec__", None), "_initializing", False)
+def _is_under_way(module: ModuleType) -> bool:
+    """Whether Python still imports a module, which may itself have imported the one whose hooks ask for it."""
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
 
 
 class _Finder:
@@ -40,11 +42,16 @@ class _Finder:
         self.waiting: dict[str, list[Callable[[ModuleType], None]]] = {}
         self.finished: set[str] = set()
         """Modules whose code has run, which Python itself does not say before it has returned from here."""
+        self.under_way: set[str] = set()
+        """Awaited modules whose import had begun before they were asked for, so that their loaders report nothing."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        for awaited in [*self.waiting]:  # those that were under way when they were asked for
-            if _is_imported(awaited):
-                self._tell(awaited, sys.modules[awaited])
+        for awaited in [*self.under_way]:
+            module = sys.modules.get(awaited)
+            if module is None or not _is_under_way(module):
+                self.under_way.discard(awaited)
+                if module is not None:  # else its import failed, and the next one reports
+                    self._tell(awaited, module)
         if name not in self.waiting:
             return None
         for finder in sys.meta_path:

@@ -176,7 +176,7 @@ class Observer:
         self._note_loader(loader)
 
     def _note_loader(self, loader: Any) -> Loader:
-        key, made = id(loader), self.setups.loader(loader)
+        key, made = id(loader), self.setups.loader(self.torch, loader)
         self._loaders[key] = weakref.ref(loader, lambda _: self._loaders.pop(key, None)), made
         return made
 

@@ -85,18 +85,22 @@ def _set_on_loaders(torch: Any, wanted: Mapping[str, Any]) -> None:
     loading._MultiProcessingDataLoaderIter._reset = _reset
 
 
+def why_workers_stay(torch: Any, dataset: Any, worker_init_fn: Any) -> str:
+    """Why the number of a DataLoader's workers is not set from outside; "" if it may be."""
+    if isinstance(dataset, torch.utils.data.IterableDataset):
+        return "its dataset is iterable, and each worker's share depends on num_workers"
+    return "" if worker_init_fn is None else "its worker_init_fn may make samples depend on the worker"
+
+
 def arguments(torch: Any, own: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a DataLoader that change.
 
     Args:
         own: all its arguments, by name.
     """
-    workers, why_not = wanted.get("num_workers", own["num_workers"]), ""
-    if isinstance(own["dataset"], torch.utils.data.IterableDataset):
-        why_not = "its dataset is iterable, and each worker's share depends on num_workers"
-    elif own["worker_init_fn"] is not None:
-        why_not = "its worker_init_fn may make samples depend on the worker"
-    elif own["persistent_workers"] and not workers:
+    workers = wanted.get("num_workers", own["num_workers"])
+    why_not = why_workers_stay(torch, own["dataset"], own["worker_init_fn"])
+    if not why_not and own["persistent_workers"] and not workers:
         why_not = "its workers persist, and without workers the order of later epochs changes"
     if why_not and workers != own["num_workers"]:
         report(f"num_workers={workers} is not set on a DataLoader: {why_not}")

@@ -12,6 +12,7 @@ from types import GetSetDescriptorType
 from typing import Any
 
 from launcher_observer.addresses import Address, here, is_users, lines_under_way, shown
+from launcher_observer.setting_overrides import why_workers_stay
 from launcher_observer.step import Loading
 
 MAX_ENTRIES = 500
@@ -101,10 +102,10 @@ class Setups:
     def knows(self, of: str) -> bool:
         return any(key[0] == of for key in [*self._entries])
 
-    def loader(self, loader: Any) -> Loader:
+    def loader(self, torch: Any, loader: Any) -> Loader:
         """A DataLoader was made. One with the dataset, line and values of an earlier one counts as the same."""
         made_at, dataset = self._maker(loader.dataset), _reference(loader.dataset)
-        values = loader_values(loader)
+        values = loader_values(torch, loader)
         described = tuple(sorted((name, str(value)) for name, value in values.items()))
         key = (made_at, id(loader.dataset), described)
         seen, known = self._of_datasets.get(key, (None, None))
@@ -198,13 +199,14 @@ def _reference(dataset: Any) -> weakref.ref[Any] | None:
         return None
 
 
-def loader_values(loader: Any) -> dict[str, Any]:
+def loader_values(torch: Any, loader: Any) -> dict[str, Any]:
     """Relevant values of a torch.utils.data.DataLoader."""
     # a property of the user's own sampler may do anything
     batch_size = loader.batch_size or inspect.getattr_static(loader.batch_sampler, "batch_size", None)
     return {
         "batch_size": batch_size if isinstance(batch_size, int) and batch_size > 0 else None,
         "num_workers": int(loader.num_workers),
+        "workers_stay": bool(why_workers_stay(torch, loader.dataset, loader.worker_init_fn)),
         "pin_memory": bool(loader.pin_memory),
         "prefetch_factor": loader.prefetch_factor if loader.num_workers else None,
         "persistent_workers": bool(loader.persistent_workers),

@@ -10,7 +10,7 @@ from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE
 from launcher.config.issues import Issue, UserError, mistake
 
-HOW = {
+OPTIONS = {
     "size": "--size",
     "validation_fraction": "--validation-fraction",
     "shard_size": "--shards",
@@ -71,7 +71,7 @@ def carry_out(options: argparse.Namespace) -> int:
     from launcher.prepare import prepare as make
     from launcher.prepare import verify
 
-    given = {name: value for name in HOW if (value := getattr(options, name)) is not None}
+    given = {name: value for name in OPTIONS if (value := getattr(options, name)) is not None}
     if options.verify and (issues := list(_beside_verify(options, given))):
         raise UserError(issues)
     if options.verify and options.source is not None:
@@ -91,4 +91,4 @@ def _beside_verify(options: argparse.Namespace, given: Iterable[str]) -> Iterato
         found = f"two folders, {options.source} and {options.target}"
         yield Issue(key="--verify", found=found, valid="launcher prepare --verify TARGET takes one folder", fix=fix)
     for name in given:
-        yield Issue(key=HOW[name], found="given beside --verify, which only reads", fix="leave it out")
+        yield Issue(key=OPTIONS[name], found="given beside --verify, which only reads", fix="leave it out")

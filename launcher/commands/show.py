@@ -24,6 +24,9 @@ from launcher.runner.run import Run
 from launcher.show.table import Table
 from launcher.show.text import counted, dollars, duration, file_size, indent, number, shown, written
 
+MAX_EPOCHS = 10**9
+"""A larger number of an epoch is a damaged metric line's."""
+
 
 def add(to: arguments.Add) -> None:
     made = to("show", "show everything about one run", carry_out)
@@ -200,13 +203,9 @@ def _about_the_price(plan: dict[str, Any], outcome: dict[str, Any], run: Run) ->
     return lines
 
 
-ABSURD = 10**9
-"""Epochs from which a metric line is damaged."""
-
-
 def _epochs(plan: dict[str, Any], run: Run) -> int:
     """Epochs that a completed run trained; 0: not known. An epoch shorter than a window of logged steps may have no metric line."""
-    found = [epoch for one in run.metrics() if isinstance(epoch := one.get("epoch"), int) and 0 < epoch < ABSURD]
+    found = [epoch for one in run.metrics() if isinstance(epoch := one.get("epoch"), int) and 0 < epoch <= MAX_EPOCHS]
     return max(0, max(found) - _first_epoch(plan, run, min(found)) + 1) if found else 0
 
 

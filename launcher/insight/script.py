@@ -109,6 +109,13 @@ class Script:
                 found.setdefault((part.at.file, part.at.line, part.values.get("batch_size")), part)
         return [*found.values()]
 
+    def takes_workers(self, number: int) -> bool:
+        """Whether the number of the training loader's workers can be set from outside, as setting_overrides.py of the observer has it. True
+        if it was not recorded, as by earlier observers."""
+        loader = self.loader("training")
+        values = loader.values if loader is not None else {}
+        return not (values.get("workers_stay") or (values.get("persistent_workers") and not number))
+
     @property
     def frozen_model(self) -> Part | None:
         """The first model without a trainable parameter, such as a teacher."""

@@ -99,6 +99,7 @@ PartShape = TypedDict(
         "batches": Count | None,
         "batch_size": Positive | None,
         "num_workers": Count,
+        "workers_stay": bool,
         "pin_memory": bool,
         "prefetch_factor": Positive | None,
         "persistent_workers": bool,

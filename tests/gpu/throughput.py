@@ -91,7 +91,7 @@ def distillation(bench: Bench, result: Result, *, batch: int, mode: str) -> None
 
 def convolutions(bench: Bench, result: Result) -> None:
     """A convolutional model on labels alone, with the algorithms that cuDNN chooses by default, and with those that it found to be fastest;
-    each also compiled, in turns, and in a process of its own: a process keeps the algorithm that it took first, whatever it is told
+    each also compiled, in turns, and in a process of its own: a process keeps the algorithm that it took first, whatever is set later
     later (https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cudnn/Conv_v8.cpp, run_single_conv)."""
     variants = {(mode, timed): f"{mode}-{timed}" for mode in MODES for timed in (False, True)}
     found = in_turns(bench, {name: partial(_convolutional, *chosen) for chosen, name in variants.items()})

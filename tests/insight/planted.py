@@ -276,7 +276,7 @@ def write(measurements: Measurements, folder: Path) -> Path:
                 "node": steps.host,
                 "not_measured": {},
                 "backend": "nccl",
-                "torch": "2.0.0",
+                "torch": measurements.facts.get("torch", "2.0.0"),
                 "device_name": None,
                 "instance_type": None,
                 "threads": 1,

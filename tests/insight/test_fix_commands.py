@@ -33,8 +33,8 @@ from launcher.runner import start_record
 from launcher.runner.run import Run
 from launcher.runner.watch import Ended
 from tests.conftest import WEIRD_NAMES
-from tests.insight.observed import observed
-from tests.insight.planted import plant
+from tests.insight.observed import loader, observed
+from tests.insight.planted import plant, write
 from tests.insight.test_rules import CPU, GPU, HALVES, PLANTED
 
 SAID = "launcher() { printf '%s\\0' launcher \"$@\"; }; "
@@ -319,10 +319,20 @@ def test_a_line_that_takes_a_key_of_the_config_is_changed_there(script_job, tmp_
     assert keys == {"hyperparameters.workers", "hyperparameters.batch"}
 
 
-def diagnosed(folder: RunFolder, words: list[str], planted: dict[str, Any], **environment: str) -> Diagnosis:
-    """A planted run of a command, as `launcher watch` records it."""
+def diagnosed(
+    folder: RunFolder, words: list[str], planted: dict[str, Any], *setups: dict[str, Any], **environment: str
+) -> Diagnosis:
+    """A planted run of a command, as `launcher watch` records it.
+
+    Args:
+        setups: `setup` lines of the observer instead of the usual ones.
+    """
     folder.path.mkdir(parents=True)
-    observed(folder.host("algo-1") / "output/data/algo-1", planted)
+    observed(folder.host("algo-1") / "output/data/algo-1", planted, *setups)
+    return watched(folder, words, **environment)
+
+
+def watched(folder: RunFolder, words: list[str], **environment: str) -> Diagnosis:
     host = {"name": "algo-1", "command": words, "environment": environment}
     plan = {"name": folder.name, "planned": "2026-11-22T10:00:00+00:00", "backend": "watch", "job": {"name": "mine"}}
     records.write_json(folder.plan, {**plan, "hosts": [host]})
@@ -356,6 +366,37 @@ def test_a_variable_of_a_watched_command_stands_before_it():
         fix.command == """LAUNCHER_SETTINGS='{"num_workers": 1}' OMP_NUM_THREADS=4 launcher watch -- python train.py"""
     )
     assert replace(fix, setting="batch_size").command is None
+
+
+@pytest.mark.parametrize(
+    ("stays", "persistent", "taken"), [(False, False, True), (True, False, False), (False, True, True)]
+)
+def test_a_number_of_workers_that_a_loader_would_not_take_is_no_command(store, stays, persistent, taken):
+    """The line of the script is named all the same."""
+    made = loader(num_workers=16, workers_stay=stays, persistent_workers=persistent)
+    found = diagnosed(RunFolder(store / "watched"), ["python", "train.py"], PLANTED["too_many_workers", "harsh"], made)
+    fix = found.findings[0].fixes[0]
+    assert fix.setting == "num_workers" and fix.at is not None and (fix.command is not None) == taken
+    script = replace(found.evidence.script)
+    assert script.takes_workers(0) == (taken and not persistent) and script.takes_workers(1) == taken
+
+
+def test_the_kits_own_script_in_a_watched_command_takes_what_is_in_the_environment_alone(store):
+    """It takes its settings as hyperparameters, and makes its loaders with a worker_init_fn."""
+    growing = plant(**PLANTED["gpu_memory_growth", "harsh"], facts={"torch": "2.14.1"})
+    folder = RunFolder(store / "watched")
+    folder.path.mkdir(parents=True)
+    write(growing, folder.host("algo-1") / "output/data/algo-1")
+    found = watched(folder, ["python", "train_kd.py"], PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:128")
+    assert found.evidence.script is None
+    by_setting = {fix.setting: fix.command for one in found.findings for fix in one.fixes}
+    kept = "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128,expandable_segments:True"
+    assert by_setting["environment.PYTORCH_CUDA_ALLOC_CONF"] == f"{kept} launcher watch -- python train_kd.py"
+    folder = RunFolder(store / "crowded")
+    folder.path.mkdir(parents=True)
+    write(plant(**PLANTED["too_many_workers", "harsh"]), folder.host("algo-1") / "output/data/algo-1")
+    [fix, *_] = watched(folder, ["python", "train_kd.py"]).findings[0].fixes
+    assert fix.setting == "hyperparameters.num_workers" and fix.command is None
 
 
 def test_the_end_of_a_watched_command_says_the_command_to_paste(store, capsys):

@@ -161,7 +161,7 @@ def test_a_script_that_makes_loader_after_loader_fills_no_record():
     setups, lines = Setups(), []
     datasets = [TensorDataset(torch.zeros(4, 1)) for _ in range(2 * MAX_ENTRIES)]
     for dataset in datasets:
-        found = setups.first_iterated(setups.loader(DataLoader(dataset, batch_size=2)), [])
+        found = setups.first_iterated(setups.loader(torch, DataLoader(dataset, batch_size=2)), [])
         assert found.number <= MAX_ENTRIES and found.values["num_workers"] == 0
     setups.begin(lambda kind, **values: lines.append(values))
     assert len(lines) == MAX_ENTRIES and {line["of"] for line in lines} == {"loader"}

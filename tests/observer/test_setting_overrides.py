@@ -8,6 +8,7 @@ import json
 import pytest
 import torch
 from launcher_observer import setting_overrides
+from launcher_observer.setups import loader_values
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
@@ -76,6 +77,18 @@ def test_so_it_does_for_a_loader_without_a_hash_and_for_a_copy_of_it():
     set_from_outside(persistent_workers=True)
     loader = ByValue(Numbers(), **made)
     assert epochs(copy.deepcopy(loader)) == epochs(loader) == before
+
+
+@pytest.mark.parametrize(
+    ("dataset", "init", "stay"),
+    [(Numbers(), None, False), (Numbers(), print, True), (Stream(), None, True)],
+    ids=["settable", "worker_init_fn", "iterable"],
+)
+def test_a_record_says_which_loaders_keep_their_number_of_workers(dataset, init, stay):
+    made = DataLoader(dataset, num_workers=1, worker_init_fn=init)
+    assert loader_values(torch, made)["workers_stay"] == stay
+    set_from_outside(num_workers=2)
+    assert (DataLoader(dataset, num_workers=1, worker_init_fn=init).num_workers == 1) == stay
 
 
 def test_without_workers_nothing_is_left_of_what_only_workers_have():

@@ -10,6 +10,7 @@ import sys
 import textwrap
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
 
 import pytest
 from launcher_observer.after_import import after_import
@@ -338,3 +339,19 @@ def test_a_module_that_imports_the_one_with_the_hooks_is_told_of_with_the_next_i
     importlib.import_module("outer_of_two")
     importlib.import_module("third_of_all")
     assert found[1:] == [1]
+
+
+@pytest.mark.parametrize("name", ["hidden_for_now", "a_stub_for_now"])
+def test_a_module_that_a_script_hides_for_a_while_is_awaited(monkeypatch, tmp_path, name):
+    """As with `mock.patch.dict(sys.modules, {"torch": None})` around the import of something else."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    for module in (name, f"beside_{name}"):
+        (tmp_path / f"{module}.py").write_text("value = 1\n")
+    found: list[object] = []
+    after_import(name, lambda module: found.append(module.value))
+    with mock.patch.dict(sys.modules, {name: ModuleType(name) if "stub" in name else None}):
+        importlib.import_module(f"beside_{name}")
+    assert found == []
+    importlib.import_module(name)
+    assert found == [1]

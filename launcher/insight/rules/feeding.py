@@ -11,7 +11,7 @@ from launcher.insight.evidence import IDLE_GPU, Evidence
 from launcher.insight.findings import NOTICEABLE, Finding, Fix, Gain, percent
 from launcher.insight.gains import bounded, compiling, estimated, in_steps, step_left
 from launcher.insight.rules.storage import disks_are_waited_for
-from launcher.insight.rules.workers import kept_from_core, suspected
+from launcher.insight.rules.workers import OFTEN_FULL, kept_from_core, suspected
 
 SELDOM = 20
 """Steps between two metric lines that are advised if each step has its own line."""
@@ -32,9 +32,6 @@ PROFILED = 5
 
 LARGER = 4
 """Factor on the images of a step that is advised if batches are small."""
-
-OFTEN_FULL = 0.5
-"""Share of the samples with a core at 95 % or more from which a thread may be the limit."""
 
 MOVE_CODE = "move your own code out of the step: metrics, drawing, conversions"
 
@@ -216,7 +213,7 @@ def _small(evidence: Evidence) -> bool:
     if evidence.step_seconds is not None:
         own = evidence.step_seconds * (1 - (kept_from_core(evidence) or 0.0))
         return own / evidence.accumulation < SHORT_STEP
-    return evidence.gpu_memory is not None and (evidence.saturated or 0) < 0.5
+    return evidence.gpu_memory is not None and (evidence.saturated or 0) < OFTEN_FULL
 
 
 def _one_core(evidence: Evidence) -> bool:

@@ -150,7 +150,8 @@ def gpu_memory(evidence: Evidence) -> Answer:
 
 def _segments(evidence: Evidence) -> tuple[Fix, ...]:
     """The allocator's setting against fragments, beside its others; none if the run sets it, or its PyTorch does not know it."""
-    now = (evidence.facts.get("environment") or {}).get(ALLOCATOR)
+    watched = evidence.measurements.watched
+    now = (watched.environment if watched else evidence.facts.get("environment") or {}).get(ALLOCATOR)
     if str(evidence.facts.get("torch", "")).startswith(WITHOUT_SEGMENTS) or SEGMENTS in (now or ""):
         return ()
     value = ",".join([*([now] if now else []), f"{SEGMENTS}:True"])

@@ -12,6 +12,7 @@ from launcher.insight.evidence import Evidence
 from launcher.insight.findings import NOTICEABLE, Finding, Fix, percent
 from launcher.insight.gains import of_other_fixes
 from launcher.insight.length import too_short
+from launcher.insight.outside import Watched
 from launcher.insight.report import Report
 from launcher.insight.rules import compute, data, feeding, neighbours, pauses, processes, script_fixes, serving, system
 
@@ -115,9 +116,20 @@ def _followable(finding: Finding, evidence: Evidence) -> Finding:
         if finding.gain is not None and fixes[:1] != finding.fixes[:1]:
             finding = replace(finding, gain=of_other_fixes(finding))
         finding = replace(finding, fixes=fixes or (_probe(evidence),))
-    replayed, watched = evidence.measurements.replay, evidence.measurements.watched
+    replayed = evidence.measurements.replay
     run = replayed.run if replayed else None
-    return replace(finding, fixes=tuple(replace(fix, run=run, watched=watched) for fix in finding.fixes))
+    fixes = tuple(replace(fix, run=run, watched=_watched(fix, evidence)) for fix in finding.fixes)
+    return replace(finding, fixes=fixes)
+
+
+def _watched(fix: Fix, evidence: Evidence) -> Watched | None:
+    """The watched command, if a fix can be set in it from outside; None for a setting that it would not take."""
+    script = evidence.script
+    if script is None:  # the kit's own, which takes its settings as hyperparameters alone
+        takes = (fix.setting or "").startswith("environment.")
+    else:
+        takes = fix.setting != "num_workers" or script.takes_workers(fix.value)
+    return evidence.measurements.watched if takes else None
 
 
 OF_WORKERS = ("hyperparameters.num_workers", "hyperparameters.worker_type")

@@ -22,6 +22,9 @@ MANY = 16
 """Workers a process that are suspected though there are more cores: each may run several threads, and be bound to some of the cores. KT
 published no number, only that it was large."""
 
+OFTEN_FULL = 0.5
+"""Share of the samples with a core at 95 % or more from which a thread may be the limit."""
+
 SWINGING = 1.5
 """Slow steps over quick ones from which steps swing. KT's six published iterations take from 9 to 32 s: 3.5."""
 
@@ -105,7 +108,7 @@ def suspected(evidence: Evidence) -> bool:
     return bool(
         run_delay(evidence) is None
         and (evidence.gpu_idle or 0.0) >= IDLE_GPU
-        and (evidence.saturated or 0.0) >= 0.5
+        and (evidence.saturated or 0.0) >= OFTEN_FULL
         and evidence.workers
         and each
         and evidence.workers >= max(min(each, MANY), 2)
