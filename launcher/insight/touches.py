@@ -67,6 +67,7 @@ TOUCHES = (
     Touch(("pin_memory",), ("host_to_device",), "only the copy to the device starts from other memory"),
     Touch(("numa_binding",), None, "the process and its workers use other cores"),
     Touch(("copy_stream",), None, "copies to the device run beside the model's kernels"),
+    Touch(("late_metrics",), None, "the device goes on while the host reads metrics"),
     Touch(
         ("precision", "matmul_precision"),
         ("augment", "teacher_forward", *MODEL, "optimizer", "evaluate"),

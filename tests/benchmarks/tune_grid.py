@@ -29,7 +29,6 @@ from launcher.study import tune_course
 from launcher.study.trial_table import TrialTable, held
 from launcher.study.tune_result import Tuning
 from launcher.study.tune_search import Trial
-from launcher.study.tune_study import SHORTEST
 from launcher.study.tune_subject import CommandSubject, JobSubject, Subject
 from launcher.study.tune_trials import KEYS, MEASURED, START, Trials, whole
 
@@ -146,19 +145,19 @@ def result(job: Planted, folder: Path) -> Result:
     subject: Subject = CommandSubject(command, f"{job.name}-grid")
     if not command:
         config.write_text(job.config(folder / "data"))
-        subject = JobSubject(load(config, []), "process", SHORTEST + START)
+        subject = JobSubject(load(config, []), "process", job.seconds + START)
     file = folder / f"{job.name}-grid.csv"
     with held(file):
         table = TrialTable(file, KEYS, MEASURED, subject.conditions(), subject.commit)
         cells = len(list(job.cells()))
         most = cells + BEST * AGAIN + 3 * ROUNDS
-        trials = Trials(subject, table, most, math.inf, SHORTEST, None, None, lambda line: print(line, flush=True))
+        trials = Trials(subject, table, most, math.inf, job.seconds, None, None, lambda line: print(line, flush=True))
         measured, best = grid(job, trials)
         made, gain = len(trials.used), measured.median({}) / measured.median(best)
         tuning = launcher.tune(
             command or config,
             allow=job.allow,
-            minutes=SHORTEST * TRIALS / 60,
+            minutes=job.seconds * TRIALS / 60,
             trials=TRIALS,
             table=folder / f"{job.name}-tune.csv",
         )

@@ -13,6 +13,8 @@ import yaml
 from planted_cases import BASE
 from planted_foreign_cases import FRAMEWORKS, SIMULATED
 
+from launcher.study.tune_study import SHORTEST
+
 Settings = dict[str, Any]
 """Of a cell or a result, without those that equal the job's own: {} is the job as it is."""
 
@@ -31,6 +33,8 @@ class Planted:
     """Of the command, or hyperparameters; without those of `given`."""
     allow: Sequence[str] = ()
     checkpoints: bool = False
+    seconds: float = SHORTEST
+    """Of a trial."""
 
     def cells(self) -> Iterator[Settings]:
         """Every distinct combination: without workers, no other setting of a loader counts."""
@@ -96,6 +100,7 @@ PLANTED = (
         LOADER,
         SIMULATED,
         {"workers": 16},
+        seconds=60,  # the workers fill their prefetched batches at first, and only then take the training thread's core
     ),
     Planted(
         "no-workers",

@@ -19,6 +19,7 @@ from training.measure import timeline
 from training.measure.timeline import Timeline
 from training.runtime import accelerator
 from training.runtime.environment import Environment
+from training.runtime.reporting import Reporter
 from training.settings.scripts import TrainingSettings
 from training.tasks.classification import Classification
 
@@ -33,6 +34,9 @@ DEVICE = FORWARD + TEACHER
 
 CHECKPOINT, EVALUATION = 0.2, 0.5
 """Seconds of the host's work in a pause."""
+
+LINE = 0.02
+"""Seconds that the host takes for a metric line."""
 
 
 class Clock:
@@ -130,6 +134,73 @@ def test_windows_with_checkpoints_and_ends_of_epochs_have_the_devices_step_and_t
         assert line["seconds"] == pytest.approx(CHECKPOINT if line["kind"] == "checkpoint" else EVALUATION)
     steps = sum(line["extra"]["steps"] * line["seconds"]["step"] for line in windows)
     assert steps + sum(line["seconds"] for line in pauses) == pytest.approx(clock.now, rel=1e-5), "nothing is lost"
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_the_device_goes_on_while_a_late_metric_line_is_read(
+    gpu: torch.device, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
+):
+    class Ahead(Classification):
+        def __call__(self, batch: Any) -> Iterator[Any]:
+            clock.sleep(HOST)
+            work(DEVICE)
+            yield from super().__call__(batch)
+
+    printed, report = [], Reporter.metrics
+
+    def slow_report(reporter: Reporter, epoch: int, epochs: int, step: int, *rest: Any) -> None:
+        printed.append((step, clock.now))
+        clock.sleep(LINE)
+        report(reporter, epoch, epochs, step, *rest)
+
+    monkeypatch.setattr(Reporter, "metrics", slow_report)
+    trained = run(
+        tmp_path,
+        world=World(0, 1, 0, gpu, "none", "test"),
+        plain=True,
+        task=Ahead,
+        precision="fp32",
+        num_workers=0,
+        epochs=2,  # of five steps
+        evaluate_every=2,
+        log_every=2,
+        checkpoint_every=4,
+        late_metrics=late,
+    )
+    idle = {step: HOST for step in (2, 6, 10)}  # at the start, and after a checkpoint, which waits for the device
+    idle |= {step: 0.0 if late else LINE + HOST for step in (4, 8)}
+    windows = {line["step"]: line["seconds"]["step"] for line in lines(tmp_path) if line["kind"] == "steps"}
+    assert windows == pytest.approx({step: DEVICE + seconds / 2 for step, seconds in idle.items()})
+    in_order = [line["step"] for line in trained.metrics]
+    assert in_order == sorted(in_order) == [step for step, _ in printed]
+    assert dict(reversed(printed))[2] == pytest.approx(2 * DEVICE + HOST), "as soon as the device has done it"
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_loss_that_is_not_finite_ends_a_run_with_late_lines_one_step_later(
+    gpu: torch.device, tmp_path: Path, late: bool
+):
+    seen = []
+
+    class Diverges(Classification):
+        def __call__(self, batch: Any) -> Iterator[Any]:
+            [losses] = super().__call__(batch)
+            seen.append(None)
+            yield {**losses, "loss": losses["loss"] * (float("nan") if len(seen) == 4 else 1.0)}
+
+    with pytest.raises(FloatingPointError, match="the loss is nan at step 4"):
+        run(
+            tmp_path,
+            world=World(0, 1, 0, gpu, "none", "test"),
+            task=Diverges,
+            precision="fp32",
+            num_workers=0,
+            log_every=1,
+            late_metrics=late,
+        )
+    assert len(seen) == 4 + late
+    reported = [line["step"] for line in lines(tmp_path) if line["kind"] == "steps"]
+    assert reported == [1, 2, 3], "the lines before it are there"
 
 
 def test_work_that_an_evaluation_finds_on_the_device_is_no_part_of_it(gpu: torch.device, clock: Clock, tmp_path: Path):

@@ -114,6 +114,7 @@ CHECKS = (
     ),
     Check("throughput-convolutions", 10, "throughput-settings", "A convolutional model, cudnn_benchmark and compiled", "throughput:convolutions", 360),
     Check("throughput-numa", 10, "throughput-settings", "numa_binding, on and off", "throughput:numa_binding"),
+    Check("throughput-late-metrics", 10, "throughput-settings", "late_metrics, on and off", "throughput:late_metrics"),
     Check("throughput-segmentation", 10, "throughput-256", "A segmenter, compiled", "throughput:segmentation", 180),
     Check("throughput-group", 10, "throughput-36", "Under DistributedDataParallel, compiled", "throughput:grouped", 180),
     *(

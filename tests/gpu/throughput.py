@@ -183,6 +183,29 @@ def _bound(bound: bool, root: Path, bench: Bench) -> Callable[[], dict[str, tupl
     return measure
 
 
+def late_metrics(bench: Bench, result: Result) -> None:
+    """A student on labels alone, with a metric line after every step or every tenth, read at once or while the next step runs. Seconds are
+    those of the metric lines themselves, by the GPU's events."""
+    sizes, counted = bench.sizes, 10 * bench.sizes.steps
+    found: dict[tuple[int, bool], list[float]] = {(every, late): [] for every in (1, 10) for late in (False, True)}
+    for _ in range(ROUNDS):
+        for (every, late), took in found.items():
+            settings = bench.settings(
+                student=sizes.student.name, hard_label_weight=1.0, num_workers=2, log_every=every, late_metrics=late
+            )
+            engine = bench.engine(settings, bench.noise(counted * 2 * sizes.batch), bench.model(sizes.student), None)
+            engine.loaders = replace(engine.loaders, train=RepeatedBatch(engine.loaders.train))
+            engine.train(LEARNING * every + counted)
+            lines = [(line["extra"]["steps"], line["seconds"]["step"]) for line in engine.timeline("steps")][LEARNING:]
+            result.expect(sum(steps for steps, _ in lines) == counted, "every step is in a metric line")
+            took.append(sum(steps * seconds for steps, seconds in lines) / counted)
+    for (every, late), took in found.items():
+        ratio = median(own / plain for own, plain in zip(took, found[every, False]))
+        row = {"log_every": every, "late_metrics": late, "ms a step": median(took) * 1000, "times that without": ratio}
+        result.rows.append(row)
+    bench.require_gpu("a comparison of speeds")
+
+
 def segmentation(bench: Bench, result: Result) -> None:
     """A segmenter on masks alone."""
     for mode, chosen in MODES.items():

@@ -7,35 +7,28 @@ other, so that a model's activations are freed before the next one's are allocat
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from launcher_observer.exchange import ExchangeRecord
 from torch import nn
 
 from training.data.batches import TrainingBatches
 from training.data.loaders import Loaders
 from training.distributed.data_parallel import synchronise
 from training.engine.device_batches import on_device
-from training.engine.memory import peak_memory
+from training.engine.metric_lines import DIVERGENCE_HINT, MetricLines, Place
 from training.engine.random_state import reseed, restore_rng, rng_state
 from training.engine.run import Run
 from training.engine.state import TrainingState
 from training.measure.debugger import register_hook
-from training.measure.timeline import Timeline, Window
+from training.measure.timeline import Timeline
 from training.runtime import accelerator, failure, metrics
 
 Losses = dict[str, torch.Tensor]
 """Scalars by name; `loss` is the one that is minimised."""
-
-DIVERGENCE_HINT = (
-    "lower learning_rate, lengthen the warm-up, set max_grad_norm, or compute in bf16 or fp32 instead of fp16"
-)
-"""What to do if a model diverges."""
 
 States = Sequence[TrainingState]
 """One per model that a run trains; all take the same steps."""
@@ -51,9 +44,6 @@ class Task(Protocol):
     def begin_epoch(self, epoch: int, batches: TrainingBatches) -> None:
         """Called when an epoch begins, counted from 1, and when a run resumes in the middle of one."""
 
-
-Place = tuple[int, int, int, int]
-"""Epoch, epochs, step, steps."""
 
 Evaluate = Callable[[nn.Module], dict[str, Any]]
 """model -> metrics by name over all ranks' shares of the held-out images, the same on every rank: numbers, or mappings, such as one
@@ -103,7 +93,7 @@ def train(task: Task, evaluate: Evaluate, states: States, loaders: Loaders, step
         validation = _evaluate(evaluate, states, (epoch, epochs, state.step, steps), run)
     if state.step > steps:
         report.log(f"nothing is left to train: the checkpoint is from step {state.step}, and the job has {steps}")
-    stopped, saved, exchange = False, state.step, ExchangeRecord()
+    stopped, saved, lines = False, state.step, MetricLines(states, run)
     while state.step < steps and not stopped:
         epoch, first = state.step // per_epoch + 1, state.step % per_epoch
         loaders.train_batches.start(epoch, first)
@@ -117,19 +107,19 @@ def train(task: Task, evaluate: Evaluate, states: States, loaders: Loaders, step
             run.profiler.step()
             losses = _step(task, states, batches, loaders.train_batches.accumulation, timeline)
             run.record.first_step(state.step, loaders.workers.count)
-            exchange.step_ended(one.trained for one in states)
             stopped = run.stop.agreed() and state.step < steps
             place = (epoch, epochs, state.step, steps)
-            if state.step % settings.log_every == 0 or state.step == steps or stopped:
-                _report_step(losses, states, place, run, exchange)
-            else:
-                timeline.step()
+            due = state.step % settings.log_every == 0 or state.step == steps or stopped
+            lines.step_ended(losses, place, due=due)
             if stopped:
+                lines.print_unprinted()
                 report.log(f"stopped after step {state.step} of {steps} on SIGTERM")
                 break
             if settings.checkpoint_every and state.step % settings.checkpoint_every == 0:
+                lines.print_unprinted()
                 saved = _save(states, place, run)
                 timeline.start()
+        lines.print_unprinted()
         # before the evaluation, which may take longer than a stop leaves time for; a run that resumes from here evaluates first
         if state.step != saved and (stopped or settings.checkpoint_every is None or evaluation_is_due()):
             saved = _save(states, place, run, required=stopped)
@@ -214,71 +204,6 @@ def _optimize(state: TrainingState, timeline: Timeline) -> None:
         state.step += 1
         if state.average is not None:
             state.average.update(state.model, state.step)
-
-
-def _report_step(losses: Sequence[Losses], states: States, place: Place, run: Run, exchange: ExchangeRecord) -> None:
-    """Report a step's metric line: losses over the global batch, seconds per phase, images/s, memory."""
-    stacked = torch.stack([value for of_one in losses for value in of_one.values()])
-    means = iter((run.world.all_reduce_sum(stacked.double()) / run.world.size).tolist())  # waits for the device
-    found: dict[str, dict[str, float]] = {}
-    for state, of_one in zip(states, losses):
-        found[state.name] = {name: next(means) for name in of_one}
-        loss = found[state.name][metrics.LOSS.name]
-        if not math.isfinite(loss):
-            raise FloatingPointError(
-                f"the loss{f' of {state.name}' if state.name else ''} is {loss} at step {state.step}: {DIVERGENCE_HINT}"
-            )
-        found[state.name][metrics.LEARNING_RATE.name] = state.learning_rate
-    run.timeline.step()
-    window = run.timeline.window()
-    memory = {metrics.MEMORY.name: peak_memory(run.world.device) / 2**30}
-    waited = [exchange.seconds(state.trained) for state in states]
-    known = [seconds for seconds in waited if seconds is not None]
-    exchanged = sum(known) if len(known) == len(states) else None
-    utilisation = record_steps(window, memory, place, run, run.settings.global_batch_size, exchanged)
-    values, unprinted = metrics.line_of(found)
-    values[metrics.IMAGES_PER_SECOND.name] = run.settings.global_batch_size / window.step
-    if "teacher_forward" in window.phases:
-        values[metrics.TEACHER_SHARE.name] = window.phases["teacher_forward"] / window.step
-    printed, phases = printed_of(window)
-    used = {metrics.MFU.name: utilisation.pop("mfu")} if "mfu" in utilisation else {}
-    run.report.metrics(*place, {**values, **used, **printed, **memory}, {**unprinted, **phases, **utilisation})
-
-
-def printed_of(window: Window) -> tuple[dict[str, float], dict[str, float]]:
-    """A window's seconds that a metric line has room for, by the metrics' names, and the others."""
-    seconds = {f"{phase}_s": round(value, 6) for phase, value in (*window.phases.items(), ("cpu", window.cpu))}
-    return {name: seconds.pop(name) for name in metrics.STEP_LINE if name in seconds}, seconds
-
-
-def record_steps(
-    window: Window, memory: Mapping[str, float], place: Place, run: Run, images: int, waited: float | None = None
-) -> dict[str, float]:
-    """Record this rank's line for a window of steps.
-
-    Args:
-        images: of a step, over all processes.
-        waited: seconds a step for other ranks' gradients. None: not measured.
-
-    Returns:
-        How much arithmetic that was, as `Arithmetic.window` gives it.
-    """
-    utilisation = run.arithmetic.window(images / run.world.size, window.answered, window.step, window.steps)
-    seconds = {**window.phases, "step": window.step}
-    if waited is not None:
-        seconds["grad_sync"] = waited
-    about = {
-        "steps": window.steps,
-        "slowest_step": window.slowest_step,
-        "images_per_second": images / window.step,
-        "cpu_seconds": window.cpu - window.worker_cpu,
-        "worker_cpu_seconds": window.worker_cpu,
-    }
-    slowed = {"profiled": True} if run.operators.slowed() else {}
-    served: dict[str, Any] = {"servers": run.servers.window()} if run.servers is not None else {}
-    extra = {**about, **utilisation, **window.scheduling, **memory, **slowed, **served}
-    run.record.steps(place[0], place[2], seconds, extra)
-    return utilisation
 
 
 def _evaluate(evaluate: Evaluate, states: States, place: Place, run: Run) -> dict[str, dict[str, Any]]:

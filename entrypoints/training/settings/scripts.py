@@ -95,6 +95,9 @@ class TrainingSettings:
     """If shards come by FastFile: disk for copies of them on each host, in GB (10^9 bytes). None: half of the free space."""
     log_every: int = setting(10, at_least=1, on_resume="may change")
     """Steps between two metric lines."""
+    late_metrics: bool = setting(False, on_resume="may change")
+    """On a GPU, read a metric line's losses and times only when the next step is submitted, which the GPU computes meanwhile. A loss that
+    is not finite is then noticed a step later. Not measured on a GPU yet."""
     evaluate_every: int = setting(1, at_least=1, on_resume="may change")
     """Epochs between evaluations on the validation images. One always follows the last step."""
     checkpoint_every: int | None = setting(None, at_least=1, on_resume="may change")

@@ -17,8 +17,8 @@ from training.data.same_images import refuse_other_images
 from training.engine.batch_size import batch_size_per_device, capacity, explain
 from training.engine.device_batches import on_device
 from training.engine.held_out_size import WholeImages, whole_at_once
-from training.engine.loop import Place, printed_of, record_steps
-from training.engine.memory import Footprint, example, peak_memory, working_bytes
+from training.engine.memory import Footprint, example, working_bytes
+from training.engine.metric_lines import Place, end_steps, printed_of, record_steps
 from training.engine.run import Run
 from training.runtime import failure, metrics
 from training.teacher.cache import TeacherCache
@@ -184,14 +184,14 @@ def _report(images: int, counts: tuple[int, int], place: Place, run: Run) -> Non
         counts: answers found, and computed.
     """
     run.timeline.step()
-    window = run.timeline.window()
-    memory = {metrics.MEMORY.name: peak_memory(run.world.device) / 2**30}
-    utilisation = record_steps(window, memory, place, run, images)
+    ended = end_steps(place, run)
+    window = ended.read()
+    utilisation = record_steps(ended, window, run, images)
     values = dict(zip((metrics.LABELS_FOUND.name, metrics.LABELS_COMPUTED.name), counts))
     printed, phases = printed_of(window)
     speed = {metrics.IMAGES_PER_SECOND.name: images / window.step}
     speed |= {metrics.MFU.name: utilisation.pop("mfu")} if "mfu" in utilisation else {}
-    run.report.metrics(*place, {**values, **speed, **printed, **memory}, {**phases, **utilisation})
+    run.report.metrics(*place, {**values, **speed, **printed, **ended.memory}, {**phases, **utilisation})
 
 
 def _link(file: Path, target: Path) -> None:
