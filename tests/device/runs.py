@@ -52,7 +52,7 @@ SCRIPTS: dict[str, tuple[type, dict[str, Any]]] = {
     ),
 }
 
-LOG_LINES = ("print_unprinted", "_evaluate", "_save", "_resume", "begin_epoch", "close", "average_buffers")
+LOG_LINES = ("_read_now", "print_unprinted", "_evaluate", "_save", "_resume", "begin_epoch", "close", "average_buffers")
 """What the loop calls between steps that may wait for the device."""
 
 

@@ -30,7 +30,7 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "a loader process": ("train_classifier", {"worker_type": "loader", "epochs": 4}),
     "a loader process, two micro-batches a step": ("train_classifier", {"worker_type": "loader", "epochs": 4, "batch_size_per_device": 4}),
     "no data workers": ("train_classifier", {"num_workers": 0}),
-    "metric lines read late": ("train_kd", {"late_metrics": True, "log_every": 1, "features": {"level": "tokens"}}),
+    "metric lines read late": ("train_kd", {"late_metrics": True, "log_every": 1, "students": STUDENTS}),
     "one batch over and over": ("train_classifier", {"repeat_batch": True, "probe_input_images": 8}),
     "exported to ONNX": ("train_classifier", {"export_onnx": True}),
     "distillation": ("train_kd", {}),

@@ -24,7 +24,7 @@ from training.settings.scripts import TrainingSettings
 from training.tasks.classification import Classification
 
 from tests.device.stand_in import streams
-from tests.entrypoints.test_loop import network, run
+from tests.entrypoints.test_loop import StopsAt, network, run
 
 HOST, FORWARD, TEACHER = 0.005, 0.06, 0.04
 """Seconds of a step: the host's work, and what the device does in two phases."""
@@ -169,11 +169,36 @@ def test_the_device_goes_on_while_a_late_metric_line_is_read(
     )
     idle = {step: HOST for step in (2, 6, 10)}  # at the start, and after a checkpoint, which waits for the device
     idle |= {step: 0.0 if late else LINE + HOST for step in (4, 8)}
-    windows = {line["step"]: line["seconds"]["step"] for line in lines(tmp_path) if line["kind"] == "steps"}
+    found = [line for line in lines(tmp_path) if line["kind"] == "steps"]
+    windows = {line["step"]: line["seconds"]["step"] for line in found}
     assert windows == pytest.approx({step: DEVICE + seconds / 2 for step, seconds in idle.items()})
+    if not late:  # this clock moves a process's CPU time while it waits, as CUDA does by default
+        assert [line["extra"]["cpu_seconds"] for line in found] == pytest.approx([*windows.values()])
     in_order = [line["step"] for line in trained.metrics]
     assert in_order == sorted(in_order) == [step for step, _ in printed]
     assert dict(reversed(printed))[2] == pytest.approx(2 * DEVICE + HOST), "as soon as the device has done it"
+
+
+def test_late_lines_come_before_a_stop_and_at_an_epochs_end(
+    gpu: torch.device, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Five steps make an epoch, without a checkpoint or an evaluation after the first."""
+    stopped = run(
+        tmp_path,
+        world=World(0, 1, 0, gpu, "none", "test"),
+        task=StopsAt,  # the seventh
+        precision="fp32",
+        num_workers=0,
+        evaluate_every=3,
+        checkpoint_every=100,
+        log_every=5,
+        late_metrics=True,
+    )
+    assert [line["step"] for line in stopped.metrics if "loss" in line] == [5, 7]
+    windows = [line for line in lines(tmp_path) if line["kind"] == "steps"]
+    assert [(line["step"], line["epoch"], line["extra"]["steps"]) for line in windows] == [(5, 1, 5), (7, 2, 2)]
+    said = capsys.readouterr().out
+    assert said.index("epoch 2/3 step 7/15 loss") < said.index("stopped after step 7 of 15")
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -225,7 +250,7 @@ def test_work_that_an_evaluation_finds_on_the_device_is_no_part_of_it(gpu: torch
 def test_a_window_has_the_work_of_its_own_steps_whether_the_host_waits_before_or_after_the_last(
     gpu: torch.device, clock: Clock, waits_first: bool
 ):
-    """A probe waits after its last step, and labelling in `window` itself."""
+    """A probe waits after its last step, and labelling when it reads the window."""
     times = Timeline(gpu)
     times.start()
     for _ in range(3):

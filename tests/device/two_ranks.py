@@ -30,7 +30,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {**COMMON, "batch_size_per_device": 2, "gradient_compression": "bf16"},
     ),
     "side streams": ("train_kd", {**COMMON, "zero": True, "copy_stream": True, "teacher_stream": True}),
-    "metric lines read late": ("train_classifier", {**COMMON, "late_metrics": True}),
+    "metric lines read late": ("train_classifier", {**COMMON, "checkpoint_every": 2, "late_metrics": True}),
     "filling teacher cache": ("train_kd", {**COMMON, "teacher_cache": {"views": 1, "top_k": 2}}),
     "several students": (
         "train_kd",

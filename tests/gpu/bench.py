@@ -211,6 +211,11 @@ class Engine:
         """`training.engine.loop.train` up to this step, without evaluation."""
         train(self.task, lambda _model: {}, [self.state], self.loaders, steps, self.run)
 
+    def losses(self) -> dict[int, float]:
+        """Of the loop's metric lines, by step."""
+        lines = (self.folder / "data/metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        return {line["step"]: line["loss"] for line in map(json.loads, lines) if "loss" in line}
+
     def timeline(self, kind: str) -> list[dict[str, Any]]:
         """The lines of a kind in the loop's timeline."""
         lines = (self.folder / "data/timeline-0.jsonl").read_text(encoding="utf-8").splitlines()

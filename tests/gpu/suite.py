@@ -114,7 +114,6 @@ CHECKS = (
     ),
     Check("throughput-convolutions", 10, "throughput-settings", "A convolutional model, cudnn_benchmark and compiled", "throughput:convolutions", 360),
     Check("throughput-numa", 10, "throughput-settings", "numa_binding, on and off", "throughput:numa_binding"),
-    Check("throughput-late-metrics", 10, "throughput-settings", "late_metrics, on and off", "throughput:late_metrics"),
     Check("throughput-segmentation", 10, "throughput-256", "A segmenter, compiled", "throughput:segmentation", 180),
     Check("throughput-group", 10, "throughput-36", "Under DistributedDataParallel, compiled", "throughput:grouped", 180),
     *(
@@ -125,6 +124,7 @@ CHECKS = (
         )
         for batch in (36, 256)
     ),
+    Check("throughput-late-metrics", 10, "throughput-streams", "late_metrics, on and off", "throughput:late_metrics", 80, {"batch": 256}),
     *(
         Check(f"augmentation-{model}-{load}", 12, f"augmentation-{model}", f"{model}, augmentation load {load}", "augmentation:speeds",
               180, {"model": model, "load": load}, "Images of 500 × 375 pixels, a random crop to 224, and the load")

@@ -43,6 +43,9 @@ EPOCH = 32
 LEARNING, SAME = 20, 0.2
 """Steps after which weights are compared, and how far they may differ: AdamW turns a rounded sign of a tiny gradient into a whole step."""
 
+WARM_UP, ALIKE = 20, 0.01
+"""Steps before those that count, and how far the losses of two runs of the same job may be apart."""
+
 FP8_OFF = 0.25
 """How far the logits of random weights may be apart: 3 bits of fraction are off by 3.6 % in each product, and a ViT-L has 96."""
 
@@ -183,26 +186,39 @@ def _bound(bound: bool, root: Path, bench: Bench) -> Callable[[], dict[str, tupl
     return measure
 
 
-def late_metrics(bench: Bench, result: Result) -> None:
+def late_metrics(bench: Bench, result: Result, *, batch: int) -> None:
     """A student on labels alone, with a metric line after every step or every tenth, read at once or while the next step runs. Seconds are
     those of the metric lines themselves, by the GPU's events."""
-    sizes, counted = bench.sizes, 10 * bench.sizes.steps
-    found: dict[tuple[int, bool], list[float]] = {(every, late): [] for every in (1, 10) for late in (False, True)}
+    sizes, counted = bench.sizes, 2 * bench.sizes.steps
+    size = sizes.throughput_batch or batch
+    took: dict[tuple[int, bool], list[float]] = {(every, late): [] for every in (1, 10) for late in (False, True)}
+    losses: dict[tuple[int, bool], dict[int, float]] = {}
     for _ in range(ROUNDS):
-        for (every, late), took in found.items():
+        for every, late in took:
             settings = bench.settings(
-                student=sizes.student.name, hard_label_weight=1.0, num_workers=2, log_every=every, late_metrics=late
+                student=sizes.student.name,
+                hard_label_weight=1.0,
+                global_batch_size=size,
+                num_workers=2,
+                log_every=every,
+                late_metrics=late,
             )
-            engine = bench.engine(settings, bench.noise(counted * 2 * sizes.batch), bench.model(sizes.student), None)
+            engine = bench.engine(settings, bench.noise(size * (WARM_UP + counted)), bench.model(sizes.student), None)
             engine.loaders = replace(engine.loaders, train=RepeatedBatch(engine.loaders.train))
-            engine.train(LEARNING * every + counted)
-            lines = [(line["extra"]["steps"], line["seconds"]["step"]) for line in engine.timeline("steps")][LEARNING:]
-            result.expect(sum(steps for steps, _ in lines) == counted, "every step is in a metric line")
-            took.append(sum(steps * seconds for steps, seconds in lines) / counted)
-    for (every, late), took in found.items():
-        ratio = median(own / plain for own, plain in zip(took, found[every, False]))
-        row = {"log_every": every, "late_metrics": late, "ms a step": median(took) * 1000, "times that without": ratio}
-        result.rows.append(row)
+            engine.train(WARM_UP + counted)
+            lines = [line for line in engine.timeline("steps") if line["step"] > WARM_UP]
+            steps = sum(line["extra"]["steps"] for line in lines)
+            took[every, late].append(sum(line["extra"]["steps"] * line["seconds"]["step"] for line in lines) / steps)
+            result.expect(steps == counted, "every step is in a metric line")
+            losses[every, late] = engine.losses()
+    for (every, late), seconds in took.items():
+        ratio = median(own / plain for own, plain in zip(seconds, took[every, False]))
+        row = {"log_every": every, "late_metrics": late, "ms a step": median(seconds) * 1000}
+        result.rows.append({"batch": size, **row, "times that without": ratio})
+    for every in (1, 10):
+        off = max(abs(losses[every, True][step] / loss - 1) for step, loss in losses[every, False].items())
+        result.figures[f"log_every {every}: losses off, at most"] = off
+        result.expect(off < ALIKE, "late lines have the losses of the others")
     bench.require_gpu("a comparison of speeds")
 
 

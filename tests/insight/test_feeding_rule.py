@@ -150,6 +150,7 @@ def test_steps_are_small_by_the_time_in_which_the_process_has_its_core():
     [
         ({"settings": {"log_every": 1}}, "synchronising_calls"),
         ({"settings": {"log_every": 2}}, "gpu_starved"),
+        ({"settings": {"log_every": 1, "late_metrics": True}}, "gpu_starved"),
         ({"phases": {**step(0.91), "synchronise": 0.09}}, "gpu_starved"),
         ({"phases": {**step(0.89), "synchronise": 0.11}}, "synchronising_calls"),
         ({"phases": step(0.05), "gpu_memory": 57}, "small_batch"),

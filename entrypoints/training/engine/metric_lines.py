@@ -90,15 +90,16 @@ class _Line:
     names: list[list[str]]
     """Of each model's losses."""
     means: torch.Tensor
-    """Of the losses over all processes, float64, one model after the other, in main memory once `ended.read` has returned."""
+    """Of the losses over all processes, float64, one model after the other; in main memory once `ended.read` has returned, or before."""
     learning_rates: list[float]
 
 
 class MetricLines:
     """A run's metric lines, in the order of its steps.
 
-    A line needs the device to have done its steps. With `late_metrics` the host reads it when it has submitted the step after them: the
-    device goes on with that one meanwhile. All ranks read a line after the same step, so that all of them find a loss that is not finite.
+    A line needs the device to have done its steps. With `late_metrics` the host reads it when it has submitted the step after them, which
+    the device computes meanwhile; before a pause and at an epoch's end at once. All ranks read a line after the same step, so that all of
+    them find a loss that is not finite.
     """
 
     def __init__(self, states: Sequence[TrainingState], run: Run):
@@ -119,6 +120,8 @@ class MetricLines:
         """
         self._exchange.step_ended(state.trained for state in self._states)
         means = self._means(losses) if due else None
+        if means is not None:
+            means = self._copied(means) if self._late else self._read_now(means)
         self._run.timeline.step()
         self.print_unprinted()
         if means is None:
@@ -162,11 +165,18 @@ class MetricLines:
         )
 
     def _means(self, losses: Sequence[Mapping[str, torch.Tensor]]) -> torch.Tensor:
-        """As _Line has them; nothing waits for the device."""
+        """As _Line has them, on the device."""
         stacked = torch.stack([value for of_one in losses for value in of_one.values()])
-        means = self._run.world.all_reduce_sum(stacked.double()) / self._run.world.size
-        if not accelerator.is_gpu(means.device):
-            return means
+        return self._run.world.all_reduce_sum(stacked.double()) / self._run.world.size
+
+    @staticmethod
+    def _read_now(means: torch.Tensor) -> torch.Tensor:
+        """Waits for the device, as a part of the step."""
+        return means.cpu()
+
+    @staticmethod
+    def _copied(means: torch.Tensor) -> torch.Tensor:
+        """In pinned memory, once the device has come so far."""
         return torch.empty_like(means, device="cpu", pin_memory=True).copy_(means, non_blocking=True)
 
     def _exchanged(self) -> float | None:

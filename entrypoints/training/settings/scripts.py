@@ -96,8 +96,9 @@ class TrainingSettings:
     log_every: int = setting(10, at_least=1, on_resume="may change")
     """Steps between two metric lines."""
     late_metrics: bool = setting(False, on_resume="may change")
-    """On a GPU, read a metric line's losses and times only when the next step is submitted, which the GPU computes meanwhile. A loss that
-    is not finite is then noticed a step later. Not measured on a GPU yet."""
+    """On a GPU, read a metric line's losses and times when the next step is submitted, which the GPU computes meanwhile; before a
+    checkpoint, an evaluation, a stop and the end of an epoch, at once. A loss that is not finite may then be noticed a step later, and a
+    run that fails in that step lacks the line. Not measured on a GPU yet."""
     evaluate_every: int = setting(1, at_least=1, on_resume="may change")
     """Epochs between evaluations on the validation images. One always follows the last step."""
     checkpoint_every: int | None = setting(None, at_least=1, on_resume="may change")

@@ -195,7 +195,7 @@ def _contended(evidence: Evidence) -> bool:
 
 def _synchronises(evidence: Evidence) -> bool:
     """Whether the host waits for the device in every step, as reading a loss does."""
-    if evidence.settings.get("log_every") == 1:
+    if evidence.settings.get("log_every") == 1 and not evidence.settings.get("late_metrics"):
         return True
     return (evidence.share("synchronise") or _waiting_line_share(evidence)) >= NOTICEABLE
 
