@@ -1,5 +1,5 @@
 # make quickstart   set up .venv, then train a teacher and distil it into a student (no AWS, no Docker)
-# make test         set up .venv, lint, then run the tests that are not slow (no Docker), two more at a time than there are cores, 6 at most (WORKERS=…)
+# make test         set up .venv, lint, and run the tests that are not slow (no Docker), two more at a time than there are cores, 6 at most (WORKERS=…)
 # make test-slow    set up .venv, then run the slow tests: more whole runs, longer searches, the notebooks, and those that need quiet cores alone (no Docker)
 # make lint         ruff, and mypy over launcher/ and entrypoints/
 # make audit        known vulnerabilities of the pinned packages; says so where PyPI's data are not at hand (.venv-audit)
@@ -55,7 +55,7 @@ OLDEST_PYTHON ?= $(shell PYENV_VERSION=3.10 python3.10 -c 'import sys; print(sys
 # some shells and images set it: then each of the many processes that tests start would compile this kit's modules anew
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-slow audit compat compat-smdebug compat-v3 lint at-scale bench bench-kd bench-kd-vit bench-views bench-students bench-bank bench-pixels bench-training bench-scaling bench-input bench-insight bench-planted bench-planted-busy bench-planted-others bench-planted-foreign bench-remote bench-workers bench-tune mutants notebooks test-notebooks gpu gpu-if-any drill image image-base image-training test-docker clean
+.PHONY: quickstart test test-device test-slow audit compat compat-smdebug compat-v3 lint at-scale bench bench-kd bench-kd-vit bench-views bench-students bench-bank bench-pixels bench-training bench-scaling bench-input bench-insight bench-planted bench-planted-busy bench-planted-others bench-planted-foreign bench-remote bench-workers bench-tune mutants notebooks test-notebooks gpu gpu-if-any drill image image-base image-training test-docker clean
 
 quickstart: $(INSTALLED)
 	$(LAUNCHER) prepare digits data/digits
@@ -72,10 +72,13 @@ quickstart: $(INSTALLED)
 
 # two workers more than cores, as these tests also wait; those on the stand-in GPU by file: the ranks and runs that a file's tests share are made once
 test: WORKERS := $(shell echo $$(($(WORKERS) + 2)))
-test: $(INSTALLED) lint
+test: $(INSTALLED)
 	.ci/browser
-	$(PYTEST) --dist loadfile tests/device
+	$(MAKE) --jobs=2 lint test-device WORKERS=$(WORKERS)
 	$(PYTEST) --ignore=tests/device -m "not slow"
+
+test-device: $(INSTALLED)
+	$(PYTEST) --dist loadfile tests/device
 
 test-slow: $(INSTALLED)
 	.ci/browser

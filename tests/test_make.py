@@ -10,7 +10,8 @@ import subprocess
 from tests.conftest import ROOT
 
 TARGETS = {
-    "test": [["--dist", "loadfile", "tests/device"], ["--ignore=tests/device", "-m", "not slow"]],
+    "test-device": [["--dist", "loadfile", "tests/device"]],
+    "test": [["--ignore=tests/device", "-m", "not slow"]],
     "test-slow": [
         ["--ignore=tests/device", "-m", "slow and not alone"],
         ["--ignore=tests/device", "-m", "slow and alone"],
@@ -27,8 +28,9 @@ def given(target: str) -> list[list[str]]:
     return [words[1:] for words in calls if words[0] in ("$(PYTEST)", "$(ALONE)")]
 
 
-def test_the_two_targets_differ_in_the_marker_alone():
+def test_the_targets_differ_in_the_marker_alone():
     assert {target: given(target) for target in TARGETS} == TARGETS
+    assert "\t$(MAKE) --jobs=2 lint test-device WORKERS=$(WORKERS)\n" in (ROOT / "Makefile").read_text()
 
 
 def test_no_test_on_the_stand_in_gpu_is_slow():
