@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
 import sys
 import textwrap
 import time
@@ -16,7 +17,7 @@ import psutil
 import pytest
 
 import launcher
-from launcher.commands import foreground
+from launcher.commands import foreground, main
 from launcher.commands.exit_codes import INTERRUPTED
 
 ROOT = Path(__file__).parents[1]
@@ -85,6 +86,20 @@ def script_job(tmp_path):
         return launcher.from_values({"name": "test", "script": "script.py", "source": str(source), **values})
 
     return make
+
+
+@pytest.fixture
+def typed_here(capsys):
+    """Types a command in this process: `typed_here("show", "nothing").stderr`. One of its own would first import all anew."""
+
+    def typed(*words: object) -> subprocess.CompletedProcess[str]:
+        try:
+            code = main.main([*map(str, words)])
+        except SystemExit as ended:  # the parser's, of a wrong command line
+            code = int(ended.code or 0)
+        return subprocess.CompletedProcess(words, code, *capsys.readouterr())
+
+    return typed
 
 
 def as_in_a_terminal() -> None:

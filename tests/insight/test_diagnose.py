@@ -20,26 +20,21 @@ from tests.insight.planted import plant, write
 from tests.insight.test_rules import GPU, PLANTED
 
 
-def typed(*arguments: object) -> subprocess.CompletedProcess:
-    words = [sys.executable, "-m", "launcher", "diagnose", *map(str, arguments)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=120)
-
-
 @pytest.fixture
 def kts(tmp_path):
     """16 workers on 2 cores."""
     return write(plant(**PLANTED["too_many_workers", "harsh"]), tmp_path / "before")
 
 
-def test_16_workers_on_2_cores_are_too_many_and_more_are_never_advised(kts):
-    done = typed(kts)
+def test_16_workers_on_2_cores_are_too_many_and_more_are_never_advised(kts, typed_here):
+    done = typed_here("diagnose", kts)
     assert done.returncode == 0, done.stderr
     assert "Too many workers: 16 a process on 2 cores" in done.stdout.splitlines()[0]
     assert "hyperparameters.num_workers=2 (now 16)" in done.stdout
 
 
-def test_the_report_for_machines_holds_the_same_verdict(kts):
-    reported = json.loads(typed(kts, "--json").stdout)
+def test_the_report_for_machines_holds_the_same_verdict(kts, typed_here):
+    reported = json.loads(typed_here("diagnose", kts, "--json").stdout)
     assert reported["findings"][0]["kind"] == "too_many_workers"
     assert reported["findings"][0]["fixes"][0] | {"why": ""} == {
         **{"setting": "hyperparameters.num_workers", "value": 2, "now": 16, "why": "", "at": None, "change": ""},
@@ -48,36 +43,37 @@ def test_the_report_for_machines_holds_the_same_verdict(kts):
     assert reported["phases"]["data_wait"]["share"] == pytest.approx(reported["findings"][0]["share"], rel=0.05)
 
 
-def test_a_page_is_written_and_told_beside_the_report(kts, tmp_path):
-    done = typed(kts, "--html", tmp_path / "page.html", "--json")
+def test_a_page_is_written_and_told_beside_the_report(kts, tmp_path, typed_here):
+    done = typed_here("diagnose", kts, "--html", tmp_path / "page.html", "--json")
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
     assert "page.html" in done.stderr and json.loads(done.stdout)
 
 
-def test_two_sources_are_laid_side_by_side(kts, tmp_path):
+def test_two_sources_are_laid_side_by_side(kts, tmp_path, typed_here):
     after = write(
         plant(phases=PLANTED["too_many_workers", "harsh"]["phases"], cores=2, busy=1.7, settings={"num_workers": 2}),
         tmp_path / "after",
     )
-    done = typed(kts, after)
+    done = typed_here("diagnose", kts, after)
     assert "reduction ratio" in done.stdout and "num_workers" in done.stdout and "obtained" in done.stdout
-    assert {"before", "after", "results", "speedup"} <= set(json.loads(typed(kts, after, "--json").stdout))
+    reported = json.loads(typed_here("diagnose", kts, after, "--json").stdout)
+    assert {"before", "after", "results", "speedup"} <= set(reported)
 
 
-def test_sagemakers_files_alone_give_a_verdict_and_say_what_they_do_not_hold(tmp_path):
+def test_sagemakers_files_alone_give_a_verdict_and_say_what_they_do_not_hold(tmp_path, typed_here):
     system = write(plant(phases=None, busy=7.9, gpu=50), tmp_path) / "profiler-output"
-    done = typed(system)
+    done = typed_here("diagnose", system)
     assert "All cores are busy while the GPUs wait" in done.stdout
     assert "not measured: " in done.stdout and "checkpoints" in done.stdout.split("not measured: ", 1)[1]
 
 
-def test_where_nothing_was_measured_a_mistake_is_reported(tmp_path):
-    done = typed(tmp_path)
+def test_where_nothing_was_measured_a_mistake_is_reported(tmp_path, typed_here):
+    done = typed_here("diagnose", tmp_path)
     assert done.returncode == 2 and "holds no measurements" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_page_that_cannot_be_written_is_a_mistake(kts, tmp_path):
-    done = typed(kts, "--html", tmp_path / "no/page.html")
+def test_a_page_that_cannot_be_written_is_a_mistake(kts, tmp_path, typed_here):
+    done = typed_here("diagnose", kts, "--html", tmp_path / "no/page.html")
     assert done.returncode == 2 and "Traceback" not in done.stderr
 
 
@@ -85,7 +81,8 @@ def test_a_page_of_a_folder_whose_name_is_no_utf8_is_written_and_a_page_that_can
     kts, tmp_path, monkeypatch
 ):
     named = shutil.copytree(kts, tmp_path / os.fsdecode(b"caf\xe9"))
-    done = typed(named, "--html", tmp_path / "page.html")
+    words = [sys.executable, "-m", "launcher", "diagnose", str(named), "--html", str(tmp_path / "page.html")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "caf\\udce9" in (tmp_path / "page.html").read_text()
     old = (tmp_path / "page.html").read_bytes()
     monkeypatch.setattr(
@@ -134,8 +131,9 @@ def test_a_run_of_this_machine_is_diagnosed_in_every_form(tmp_path, monkeypatch)
     assert str(launcher.diagnose(run.name)) == str(diagnosis)
 
 
-def test_a_healthy_run_that_is_read_from_files_is_not_accused(tmp_path):
-    reported = json.loads(typed(write(plant(phases=GPU, gpu=96), tmp_path), "--json").stdout)
+def test_a_healthy_run_that_is_read_from_files_is_not_accused(tmp_path, typed_here):
+    done = typed_here("diagnose", write(plant(phases=GPU, gpu=96), tmp_path), "--json")
+    reported = json.loads(done.stdout)
     assert reported["findings"] == [] and reported["headline"].startswith("No bottleneck found in what was measured")
 
 

@@ -290,7 +290,7 @@ def test_a_script_of_the_users_own_is_told_what_it_lacks(tmp_path, main):
     assert issue.key == "--probe" and issue.fix.endswith("See docs/your-own-script.md#probes")
 
 
-def test_what_cannot_be_probed_is_reported_before_anything_starts(quick, tmp_path):
+def test_what_cannot_be_probed_is_reported_before_anything_starts(quick, tmp_path, typed_here):
     place = write(plant(phases=CPU), tmp_path / "found")
     for words, reported in (
         ((place, "--probe"), "holds measurements, but not the job"),
@@ -300,8 +300,9 @@ def test_what_cannot_be_probed_is_reported_before_anything_starts(quick, tmp_pat
         ((place, "--with", "hyperparameters.epochs=1"), "add --probe"),
         ((place, "--probe", "--on", "aws"), "process or docker"),
     ):
-        done = typed(*words)
+        done = typed_here("diagnose", *words)
         assert done.returncode == 2 and reported in done.stderr and "Traceback" not in done.stderr, (words, done.stderr)
+    assert not launcher.runs()
     run = recorded(quick)
     run.folder.outcome.unlink()
     with open(run.folder.lock, "wb") as lock:

@@ -125,10 +125,17 @@ def test_two_hosts_by_a_flag(config):
         (["prepare", "digts", "x"], "did you mean digits?"),
     ],
 )
-def test_a_users_mistake_ends_with_2_a_cure_and_no_traceback(arguments, expected):
-    done = typed(*arguments, cwd=ROOT)
+def test_a_users_mistake_ends_with_2_a_cure_and_no_traceback(arguments, expected, typed_here, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    done = typed_here(*arguments)
     assert done.returncode == 2
     assert expected in done.stderr and "fix:" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_process_ends_with_the_code_of_its_command_and_no_traceback():
+    done = typed("run", "nowhere.yaml")
+    assert done.returncode == 2 and done.stdout == ""
+    assert "no such file" in done.stderr and "fix:" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_debug_shows_the_traceback():

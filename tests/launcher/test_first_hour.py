@@ -317,6 +317,14 @@ def test_init_reads_a_script_of_ones_own_and_gives_it_the_images(typed):
     )
 
 
+def not_to_start_from(here: Path) -> None:
+    """Images that nobody has split, and scripts of which one has a name that SageMaker does not take."""
+    for name in ("unsplit", "un split", "data"):
+        images(here / name, split=False)
+    for name in ("träin ing.py", "train_ing.py"):
+        (here / name).write_text(SCRIPT)
+
+
 @pytest.mark.parametrize(
     "words, said",
     [
@@ -336,16 +344,22 @@ def test_init_reads_a_script_of_ones_own_and_gives_it_the_images(typed):
         ([], "neither one training script nor one folder of images"),
     ],
 )
-def test_init_refuses_what_it_cannot_start_from_and_writes_nothing(typed, words, said):
-    (typed.here / "empty").mkdir()
+def test_init_refuses_what_it_cannot_start_from_and_writes_nothing(typed_here, tmp_path, monkeypatch, words, said):
+    (tmp_path / "empty").mkdir()
     if words:
-        images(typed.here / "unsplit", split=False)
-        images(typed.here / "un split", split=False)
-        images(typed.here / "data", split=False)
-        for name in ("träin ing.py", "train_ing.py"):
-            (typed.here / name).write_text(SCRIPT)
-    done = typed("init", *words)
+        not_to_start_from(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    done = typed_here("init", *words)
     assert done.returncode == 2 and said in done.stderr, done.stdout + done.stderr
+    assert not list(tmp_path.rglob("*.yaml")) and not list(tmp_path.rglob("*.schema.json"))
+
+
+def test_a_wheel_refuses_what_init_cannot_start_from_too(typed):
+    done = typed("init")
+    assert done.returncode == 2 and "neither one training script nor one folder of images" in done.stderr, done.stderr
+    not_to_start_from(typed.here)
+    done = typed("init", "--script", "träin ing.py")
+    assert done.returncode == 2 and "fix:   rename it: mv 'träin ing.py' train_ing_2.py\n" in done.stderr, done.stderr
     assert not list(typed.here.rglob("*.yaml")) and not list(typed.here.rglob("*.schema.json"))
 
 

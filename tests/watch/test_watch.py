@@ -232,37 +232,39 @@ def test_a_shell_stops_and_continues_it(tmp_path):
     assert terminal.end() == 0
 
 
-def test_its_record_is_that_of_a_run_without_a_secret(tmp_path, monkeypatch):
-    monkeypatch.setenv("LAUNCHER_SETTINGS", '{"num_workers": 1}')
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+def test_its_record_is_that_of_a_run_without_a_secret(tmp_path, monkeypatch, typed_here):
     words = [sys.executable, "-c", "print('epoch 1/1 step 2/2 loss 0.5000')", "--token", "hush1", "API_KEY=hush2"]
-    assert watched(*words, options=["--name", "my try"], cwd=tmp_path).returncode == 0
+    with monkeypatch.context() as patch:
+        patch.setenv("LAUNCHER_SETTINGS", '{"num_workers": 1}')
+        patch.setenv("OMP_NUM_THREADS", "2")
+        assert watched(*words, options=["--name", "my try"], cwd=tmp_path).returncode == 0
     run = the_run()
     assert run.name.startswith("my-try-") and run.backend == "watch"
     [host] = run.folder.read(run.folder.plan)["hosts"]
     assert host["environment"] == {"LAUNCHER_SETTINGS": '{"num_workers": 1}', "OMP_NUM_THREADS": "2"}
     everything = b"".join(file.read_bytes() for file in run.folder.path.rglob("*") if file.is_file())
     assert b"hush" not in everything
-    shown = typed("show", "my-try").stdout
+    shown = typed_here("show", "my-try").stdout
     assert f"in          {tmp_path}" in shown and "--token '***' 'API_KEY=***'" in shown
-    assert "Completed" in typed("runs").stdout and "epoch 1/1" in typed("logs", "my-try").stdout
-    assert "my-try" in typed("compare", "my-try").stdout and "do not differ" in typed("diff", "my-try", "my-try").stdout
-    assert "is over" in typed("stop", "my-try").stdout and typed("attach", "my-try").returncode == 0
+    assert "Completed" in typed_here("runs").stdout and "epoch 1/1" in typed_here("logs", "my-try").stdout
+    assert "my-try" in typed_here("compare", "my-try").stdout
+    assert "do not differ" in typed_here("diff", "my-try", "my-try").stdout
+    assert "is over" in typed_here("stop", "my-try").stdout and typed_here("attach", "my-try").returncode == 0
     for words in (["replay", "my-try"], ["resume", "my-try"]):
-        refused = typed(*words)
+        refused = typed_here(*words)
         assert refused.returncode == 2 and "a command without a config" in refused.stderr
         assert "launcher watch --name my-try" in refused.stderr
     assert typed("rm", run.name, "--yes").returncode == 0 and not run.folder.path.exists()
 
 
-def test_versions_are_recorded_of_a_program_that_the_path_finds_beside_the_launcher(tmp_path, monkeypatch):
+def test_versions_are_recorded_of_a_program_that_the_path_finds_beside_the_launcher(tmp_path, monkeypatch, typed_here):
     """As `python` in an environment that is activated."""
     (tmp_path / "python").symlink_to(sys.executable)
     for folder, recorded in ((Path(sys.executable).parent, True), (tmp_path, False)):
         monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.defpath}")
         assert watched("python", "-c", "print(1)").returncode == 0
         assert the_run().folder.versions.exists() == recorded
-        typed("rm", the_run().name, "--yes")
+        assert typed_here("rm", the_run().name, "--yes").returncode == 0
 
 
 def test_launcher_stop_sends_sigterm():
@@ -411,10 +413,12 @@ def test_a_closed_output_is_one_that_nobody_reads(tmp_path):
         (["--html", "no/where.html", "--", "true"], "there is no folder"),
     ],
 )
-def test_a_wrong_command_line_says_what_to_write_and_leaves_no_run(words, said, tmp_path, monkeypatch, store):
+def test_a_wrong_command_line_says_what_to_write_and_leaves_no_run(
+    words, said, tmp_path, monkeypatch, store, typed_here
+):
     (tmp_path / "script.py").touch()
     monkeypatch.chdir(tmp_path)
-    found = typed("watch", *words)
+    found = typed_here("watch", *words)
     assert found.returncode == 2 and said in found.stderr and not store.exists()
 
 
