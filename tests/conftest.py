@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -11,6 +12,7 @@ import textwrap
 import time
 import weakref
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -75,15 +77,28 @@ def store(tmp_path, monkeypatch) -> Path:
     return folder
 
 
+@contextlib.contextmanager
+def shared_store(folder: Path) -> Iterator[pytest.MonkeyPatch]:
+    """As `store`, for a run that several tests look at: in a fixture of their module, which runs before that of each test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LAUNCHER_RUNS", str(folder / "store"))
+        patch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
+        yield patch
+
+
+def job_of(source: Path, text: str, **values) -> launcher.Job:
+    """A job of a script's text, which is written into the source folder."""
+    source.mkdir(parents=True, exist_ok=True)
+    (source / "script.py").write_text(textwrap.dedent(text))
+    return launcher.from_values({"name": "test", "script": "script.py", "source": str(source), **values})
+
+
 @pytest.fixture
 def script_job(tmp_path):
     """Makes a job of a script's text: `script_job(text, distribution="torchrun", …)`."""
 
     def make(text: str, folder: str = "source", **values) -> launcher.Job:
-        source = tmp_path / folder
-        source.mkdir(exist_ok=True)
-        (source / "script.py").write_text(textwrap.dedent(text))
-        return launcher.from_values({"name": "test", "script": "script.py", "source": str(source), **values})
+        return job_of(tmp_path / folder, text, **values)
 
     return make
 

@@ -19,7 +19,7 @@ from launcher.backends import docker_engine, local_hosts
 from launcher.config.issues import Issue
 from launcher.runner import run as running
 from launcher.runner.recorded_plan import plan_again
-from tests.conftest import SLEEPER, WEIRD_NAMES, assert_nothing_left, wait_for_ready, wait_until
+from tests.conftest import SLEEPER, WEIRD_NAMES, assert_nothing_left, job_of, shared_store, wait_for_ready, wait_until
 
 TWO_HOSTS = {"distribution": "torchrun", "compute": {"instance_count": 2}}
 
@@ -59,25 +59,29 @@ def test_a_script_runs_under_the_container_contract_and_leaves_its_model(script_
     assert_nothing_left(run)
 
 
-@pytest.mark.parametrize("distribution", ["none", "torchrun"])
-def test_the_planned_command_is_the_one_that_the_toolkit_runs(script_job, distribution):
-    job = script_job(
-        "print('hello')",
-        distribution=distribution,
-        hyperparameters={"a": 1, "name": "it's", "table": {"x": [1]}, "none": None},
-    )
-    plan = launcher.plan(job)
-    run = launcher.run(plan)
-    assert run.wait(60) == "Completed"
+@pytest.fixture(scope="module", params=["none", "torchrun"])
+def ends_with_42(request, tmp_path_factory) -> tuple[launcher.Plan, launcher.Run]:
+    """A plan with hyperparameters of each kind, and its run, whose script ends with 42."""
+    place = tmp_path_factory.mktemp("ends-with-42")
+    settings = {"a": 1, "name": "it's", "table": {"x": [1]}, "none": None}
+    with shared_store(place):
+        job = job_of(place / "source", "raise SystemExit(42)", distribution=request.param, hyperparameters=settings)
+        plan = launcher.plan(job)
+        run = launcher.run(plan)
+        run.wait(60)
+    return plan, run
+
+
+def test_the_planned_command_is_the_one_that_the_toolkit_runs(ends_with_42):
+    plan, run = ends_with_42
     lines = [line for _, line in run.logs() if line]
     ran = lines[lines.index("Invoking script with the following command:") + 1]
     assert ran == " ".join(plan.hosts[0].command)
 
 
-@pytest.mark.parametrize("distribution", ["none", "torchrun"])
-def test_the_scripts_true_exit_code_comes_back(script_job, distribution):
-    run = launcher.run(launcher.plan(script_job("raise SystemExit(42)", distribution=distribution)))
-    assert run.wait(60) == "Failed"
+def test_the_scripts_true_exit_code_comes_back(ends_with_42):
+    _, run = ends_with_42
+    assert run.state == "Failed"
     assert run.outcome()["exit_code"] == 42
     assert run.outcome()["failed_host"] == "algo-1"
     assert not run.folder.model.exists()
@@ -187,31 +191,50 @@ def test_two_runs_at_the_same_time_do_not_collide(script_job):
     assert [(run.folder.host("algo-1") / "model/total").read_text() for run in runs] == ["2", "3", "3"]
 
 
-@pytest.mark.parametrize("name", WEIRD_NAMES)
-def test_a_run_store_may_have_any_name(script_job, tmp_path, monkeypatch, name):
-    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path / name))
-    data = tmp_path / name / "data"
+def test_a_run_store_its_data_and_its_code_may_lie_below_folders_of_any_name(script_job, tmp_path, monkeypatch):
+    place, code = tmp_path.joinpath(*WEIRD_NAMES), Path("source", *WEIRD_NAMES)
+    monkeypatch.setenv("LAUNCHER_RUNS", str(place))
+    data = place / "data"
     data.mkdir(parents=True)
     (data / "x").write_text("here")
     text = "import os, pathlib; print(pathlib.Path(os.environ['SM_CHANNEL_TRAIN'], 'x').read_text())"
-    run = launcher.run(
-        launcher.plan(script_job(text, folder=f"source {name}", inputs={"train": {"folder": str(data)}}))
-    )
+    run = launcher.run(launcher.plan(script_job(text, folder=str(code), inputs={"train": {"folder": str(data)}})))
     assert run.wait(60) == "Completed", "".join(line for _, line in run.logs())
     assert any(line == "here" for _, line in run.logs())
+    assert run.folder.path.parent == place
 
 
-def test_nothing_of_this_shell_leaks_into_the_script(script_job, monkeypatch):
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
-    monkeypatch.setenv("WORLD_SIZE", "64")
-    monkeypatch.setenv("PYTHONPATH", "/nowhere")
-    run = launcher.run(launcher.plan(script_job("import os; print('KEYS', sorted(os.environ))")))
-    assert run.wait(60) == "Completed"
-    [line] = [line for _, line in run.logs() if line.startswith("KEYS")]
+SHADOWING = ("launcher", "psutil", "yaml", "signal")
+"""Modules of the current folder that would end a run which imported them."""
+
+
+@pytest.fixture(scope="module")
+def secluded(tmp_path_factory) -> launcher.Run:
+    """A run of a job with a secret, which its script found, started by a shell with secrets of its own in a folder of SHADOWING."""
+    place = tmp_path_factory.mktemp("secluded")
+    for name in SHADOWING:
+        (place / f"{name}.py").write_text("raise SystemExit('shadowed')")
+    text = """
+        import os
+        print("KEYS", sorted(os.environ))
+        raise SystemExit(0 if os.environ["HF_TOKEN"] == "hf_hunter2" else 9)
+    """
+    with shared_store(place) as patch:
+        job = job_of(place / "source", text, environment={"HF_TOKEN": "hf_hunter2"})
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "swordfish")
+        patch.setenv("WORLD_SIZE", "64")
+        patch.setenv("PYTHONPATH", "/nowhere")
+        patch.chdir(place)
+        run = launcher.run(launcher.plan(job))
+        run.wait(60)
+    return run
+
+
+def test_nothing_of_this_shell_leaks_into_the_script(secluded):
+    [line] = [line for _, line in secluded.logs() if line.startswith("KEYS")]
     assert "AWS_SECRET_ACCESS_KEY" not in line and "WORLD_SIZE" not in line
-    assert not any(
-        "hunter2" in file.read_text(errors="replace") for file in run.folder.path.rglob("*") if file.is_file()
-    )
+    files = [file for file in secluded.folder.path.rglob("*") if file.is_file()]
+    assert files and not any("swordfish" in file.read_text(errors="replace") for file in files)
 
 
 def test_requirements_are_not_installed_into_the_users_environment(script_job, tmp_path):
@@ -278,11 +301,9 @@ def test_without_nvidia_smi_one_host_has_the_gpus_that_are_shown_and_others_none
     local_hosts.gpus.cache_clear()
 
 
-def test_a_secret_reaches_the_script_and_no_file(script_job):
-    text = "import os; raise SystemExit(0 if os.environ['HF_TOKEN'] == 'hf_hunter2' else 9)"
-    run = launcher.run(launcher.plan(script_job(text, environment={"HF_TOKEN": "hf_hunter2"})))
-    assert run.wait(60) == "Completed"
-    kept = [file for file in run.folder.path.rglob("*") if file.is_file() and "code" not in file.parts]
+def test_a_secret_reaches_the_script_and_no_file(secluded):
+    assert secluded.state == "Completed", secluded.outcome()
+    kept = [file for file in secluded.folder.path.rglob("*") if file.is_file() and "code" not in file.parts]
     assert len(kept) > 10 and not any(b"hunter2" in file.read_bytes() for file in kept)
 
 
@@ -334,11 +355,10 @@ def test_the_same_plan_is_not_run_twice(script_job):
         launcher.run(plan)
 
 
-def test_modules_in_the_current_folder_do_not_stand_in_for_the_launchers(script_job, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("launcher", "psutil", "yaml", "signal"):
-        (tmp_path / f"{name}.py").write_text("raise SystemExit('shadowed')")
-    assert launcher.run(launcher.plan(script_job("print(1)"))).wait(60) == "Completed"
+def test_modules_in_the_current_folder_do_not_stand_in_for_the_launchers(secluded):
+    assert secluded.state == "Completed", secluded.outcome()
+    logs = [secluded.folder.supervisor_log, secluded.folder.log("algo-1")]
+    assert not any("shadowed" in log.read_text() for log in logs)
 
 
 def test_the_uncommitted_patch_can_be_applied(script_job, tmp_path):
