@@ -35,7 +35,7 @@ SAMPLE = """
 """
 """A training script in the style of AWS's own samples for a container of the user's."""
 
-TWO_HOSTS = {"distribution": "torchrun", "compute": {"instance_count": 2}}
+TWO_HOSTS = {"compute": {"instance_count": 2}}
 
 
 def sample_values(folder: Path) -> dict:
@@ -71,11 +71,8 @@ def test_each_host_finds_its_own_folder_there_and_nothing_changes_outside(script
 
 @pytest.mark.slow
 def test_a_run_there_is_stopped_in_order_and_leaves_no_process(script_job, allowed):
-    run = launcher.run(
-        launcher.plan(
-            script_job(SLEEPER.replace('os.environ["SM_OUTPUT_DATA_DIR"]', '"/opt/ml/output/data"'), **TWO_HOSTS)
-        )
-    )
+    text = SLEEPER.replace('os.environ["SM_OUTPUT_DATA_DIR"]', '"/opt/ml/output/data"')
+    run = launcher.run(launcher.plan(script_job(text, distribution="torchrun", **TWO_HOSTS)))
     wait_for_ready(run, 2)
     run.stop()
     assert run.wait(60) == "Stopped"

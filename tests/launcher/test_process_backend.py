@@ -99,7 +99,7 @@ def test_a_scripts_own_failure_file_is_kept(script_job):
 def test_one_failing_host_ends_the_other_and_is_the_one_named(script_job):
     job = script_job(
         "import os, time\nif os.environ['SM_CURRENT_HOST'].endswith('2'): raise ValueError('bad shard')\ntime.sleep(100)",
-        **TWO_HOSTS,
+        compute={"instance_count": 2},
     )
     run = launcher.run(launcher.plan(job))
     assert run.wait(120) == "Failed"

@@ -23,7 +23,8 @@ from launcher.record.records import RunFolder
 from launcher.runner.start_record import STARTING
 from tests.conftest import SLEEPER, assert_nothing_left, processes_of, wait_for_ready, wait_until
 
-TWO_HOSTS = {"distribution": "torchrun", "compute": {"instance_count": 2}}
+TWO_HOSTS = {"compute": {"instance_count": 2}}
+TORCHRUN = {"distribution": "torchrun", **TWO_HOSTS}
 
 
 def output(run: launcher.Run, host: str = "algo-1") -> Path:
@@ -104,7 +105,7 @@ def by_role(run: launcher.Run | Path) -> dict[str, list[psutil.Process]]:
     ["supervisor", *(pytest.param(name, marks=pytest.mark.slow) for name in ("worker", "shim", "agent"))],
 )
 def test_whoever_is_killed_no_process_stays_and_the_record_tells_the_truth(script_job, victim):
-    run = launcher.run(launcher.plan(script_job(SLEEPER, **TWO_HOSTS)))
+    run = launcher.run(launcher.plan(script_job(SLEEPER, **TORCHRUN)))
     wait_for_ready(run, 2)
     random.choice(by_role(run)[victim]).kill()
     assert run.wait(60) == "Failed"
@@ -120,7 +121,7 @@ def test_whoever_is_killed_no_process_stays_and_the_record_tells_the_truth(scrip
 @pytest.mark.slow
 def test_killed_at_a_random_moment_leaves_no_process_and_a_truthful_record(script_job):
     for moment in (random.uniform(0, 1), random.uniform(1, 8)):
-        run = launcher.run(launcher.plan(script_job(SLEEPER, **TWO_HOSTS)))
+        run = launcher.run(launcher.plan(script_job(SLEEPER, **TORCHRUN)))
         time.sleep(moment)
         supervisor = min(by_role(run)["supervisor"], key=lambda process: process.pid)  # a host begins as a fork of it
         supervisor.kill()
