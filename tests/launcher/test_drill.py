@@ -247,10 +247,9 @@ def test_the_order_of_a_safetensors_header_is_no_difference(tmp_path, one, other
     assert _checksum(tmp_path / "more.safetensors") != _checksum(tmp_path / "one.safetensors")
 
 
-def test_goodput_by_hand(script_job):
+def test_goodput_by_hand():
     """20 steps of half a second; two kills, which cost 3 steps each; twice to the end."""
-    planned = launcher.run(launcher.plan(script_job("print('done')")))
-    planned.wait()
+    planned = launcher.Run(recorded("done-20260101-000000-abcd"))
     kills = [Kill(WORKERS, 8, resumed_from=5, seconds=1.0), Kill(STOP, 13, resumed_from=10, seconds=1.0)]
     found = Drill(
         planned,

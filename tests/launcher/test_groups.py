@@ -12,7 +12,7 @@ import launcher
 from launcher.backends import local_hosts
 from launcher.backends.process import Process
 from launcher.planner import groups
-from tests.conftest import assert_nothing_left, write_batch
+from tests.conftest import assert_nothing_left, job_of, shared_store, write_batch
 
 CPUS = {"name": "cpus", "instance_type": "ml.c5.xlarge", "instance_count": 2}
 GPUS = {"name": "gpus", "instance_type": "ml.g5.xlarge", "instance_count": 2}
@@ -105,9 +105,19 @@ def test_torchrun_starts_on_the_training_group_alone_and_the_script_on_every_hos
     assert_nothing_left(run)
 
 
-def test_without_a_launcher_every_host_starts_the_script_and_knows_which_groups_train(script_job):
-    run = launcher.run(launcher.plan(script_job(SEES, compute=TWO_GROUPS)))
-    assert run.wait(120) == "Completed", run.outcome()
+@pytest.fixture(scope="module")
+def without_a_launcher(tmp_path_factory) -> launcher.Run:
+    """A run of TWO_GROUPS, without torchrun."""
+    place = tmp_path_factory.mktemp("without-a-launcher")
+    with shared_store(place):
+        run = launcher.run(launcher.plan(job_of(place / "source", SEES, compute=TWO_GROUPS)))
+        run.wait(120)
+    return run
+
+
+def test_without_a_launcher_every_host_starts_the_script_and_knows_which_groups_train(without_a_launcher):
+    run = without_a_launcher
+    assert run.state == "Completed", run.outcome()
     assert [variable(host, "SM_DISTRIBUTION_INSTANCE_GROUPS") for host in seen(run).values()] == [["gpus"]] * 4
     assert {host["MASTER_ADDR"] for host in seen(run).values()} == {"127.0.0.3"}
     assert run.hosts[0] == "algo-3", "progress and metrics come from a host that trains"
@@ -134,12 +144,11 @@ def test_a_host_of_a_group_that_serves_ends_the_run_where_it_fails(script_job):
     assert_nothing_left(run)
 
 
-def test_a_replay_has_the_groups_again(script_job):
-    compute = {"instance_groups": [{**CPUS, "instance_count": 1}, {**GPUS, "instance_count": 1}]}
-    run = launcher.run(launcher.plan(script_job("print(1)", compute=compute)))
-    assert run.wait(60) == "Completed", run.outcome()
-    again = launcher.replay(run.name)
-    assert again.errors == () and [host.group for host in again.hosts] == ["cpus", "gpus"]
+def test_a_replay_has_the_groups_again(without_a_launcher, monkeypatch):
+    monkeypatch.setenv("LAUNCHER_RUNS", str(without_a_launcher.folder.path.parent))
+    again = launcher.replay(without_a_launcher.name)
+    assert again.errors == () and [host.group for host in again.hosts] == ["gpus", "gpus", "cpus", "cpus"]
+    assert again.job.compute.training_groups == ["gpus"]
 
 
 def test_the_hosts_that_train_share_the_gpus_and_all_share_the_cores(monkeypatch):

@@ -13,7 +13,7 @@ import launcher
 from launcher.aws import request
 from launcher.commands.main import main
 from launcher.runner.labelling import labelling
-from tests.conftest import write_batch
+from tests.conftest import job_of, shared_store, write_batch
 
 SCRIPT = """
     import json, os, pathlib, shutil
@@ -131,9 +131,29 @@ def test_a_plan_shows_each_student_and_asks_sagemaker_for_its_metrics(tmp_path):
     assert not any(":" in name for name in request.metrics(alone)) and "  student " not in str(launcher.plan(alone))
 
 
-def test_the_students_of_a_run_stand_side_by_side(script_job, capsys):
-    ran(script_job(SCRIPT, name="many", hyperparameters={"students": TWO}))
-    ran(script_job(SCRIPT, name="single"))
+@pytest.fixture(scope="module")
+def store_of_three(tmp_path_factory) -> Path:
+    """The store with the runs of `trained`."""
+    place = tmp_path_factory.mktemp("trained")
+    students = {"hyperparameters": {"students": TWO}}
+    (place / "source").mkdir()
+    (place / "source/train_kd.py").write_text(textwrap.dedent(SCRIPT))
+    with shared_store(place):
+        ran(job_of(place / "source", SCRIPT, name="many", script="train_kd.py", **students))
+        ran(job_of(place / "source", SCRIPT, name="single"))
+        with_features = SCRIPT.replace('0.5, "students"', '0.5, "features": 128, "students"')
+        ran(job_of(place / "source", with_features, name="school", **students))
+    return place / "store"
+
+
+@pytest.fixture
+def trained(store_of_three, monkeypatch) -> None:
+    """Three runs are there: `many`, students of this kit's script, or of a copy as a replay's; `single`, without students; `school`, of
+    another script that gives words of ours a meaning of its own."""
+    monkeypatch.setenv("LAUNCHER_RUNS", str(store_of_three))
+
+
+def test_the_students_of_a_run_stand_side_by_side(trained, capsys):
     assert main(["compare", "many", "single"]) == 0
     rows = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
     rows = {row[0]: [cell.strip() for cell in row if cell.strip()] for row in rows if row[0]}
@@ -152,13 +172,9 @@ def test_the_students_of_a_run_stand_side_by_side(script_job, capsys):
     assert "50.00 % to 75.00 %" in capsys.readouterr().out
 
 
-def test_one_student_of_a_run_is_anothers_input_and_one_that_it_has_not_trained_is_refused(script_job, tmp_path):
-    (tmp_path / "source").mkdir()
-    (tmp_path / "source/train_kd.py").write_text(textwrap.dedent(SCRIPT))  # a copy, as a replay's
-    many = ran(script_job(SCRIPT, name="many", script="train_kd.py", hyperparameters={"students": TWO}))
-    ran(script_job(SCRIPT, name="single"))
+def test_one_student_of_a_run_is_anothers_input_and_one_that_it_has_not_trained_is_refused(script_job, trained):
     job = script_job(SCRIPT, name="next", inputs={"teacher": {"run": "many", "student": "wide"}})
-    planned = launcher.plan(job)
+    planned, many = launcher.plan(job), launcher.attach("many")
     assert planned.kept_job()["inputs"]["teacher"] == {"run": many.name, "student": "wide"}
     for given, found, fix in (
         ({"run": "many"}, "trained several students", "{run: many, student: tiny}; they are tiny, wide"),
@@ -185,14 +201,13 @@ def test_a_student_is_found_on_the_host_that_trained_whatever_its_number(script_
     assert planned.channels["teacher"] == str(many.folder.host("algo-2") / "model/wide")
 
 
-def test_what_another_script_calls_students_is_not_asked_for(script_job):
-    ran(script_job(SCRIPT, name="school", hyperparameters={"students": TWO}))
+def test_what_another_script_calls_students_is_not_asked_for(script_job, trained):
     assert not launcher.plan(script_job(SCRIPT, name="next", inputs={"teacher": {"run": "school"}})).errors
 
 
-def test_results_of_another_script_are_compared_whatever_it_calls_its_settings(script_job, capsys):
-    ran(script_job(SCRIPT.replace('0.5, "students"', '0.5, "features": 128, "students"'), name="other"))
-    assert main(["compare", "other"]) == 0 and "labels 0.5 + teacher 0.5  " in capsys.readouterr().out
+def test_results_of_another_script_are_compared_whatever_it_calls_its_settings(trained, capsys):
+    assert launcher.attach("school").result()["settings"]["features"] == 128
+    assert main(["compare", "school"]) == 0 and "labels 0.5 + teacher 0.5  " in capsys.readouterr().out
 
 
 def test_a_teacher_for_students_of_other_channels_labels_for_them(tmp_path):
