@@ -13,6 +13,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -165,14 +166,16 @@ def test_a_run_that_nobody_reads_any_more_is_stopped_and_that_is_no_success(conf
 
 
 def test_an_attached_terminal_that_closes_leaves_the_run_alone(config):
-    assert typed("run", config(SLEEPER), "--detach").returncode == 0
+    script = "print('trains', flush=True)\n" + textwrap.dedent(SLEEPER)
+    assert typed("run", config(script), "--detach").returncode == 0
     run = launcher.attach("test")
     wait_for_ready(run, 1)
-    process = subprocess.Popen([*LAUNCHER, "attach", "test"], preexec_fn=as_in_a_terminal)
-    time.sleep(1)
+    command = [*LAUNCHER, "attach", "test", "--logs"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=as_in_a_terminal)
+    assert any(line == "trains\n" for line in process.stdout), "it follows the run"
     process.send_signal(signal.SIGHUP)
-    process.wait(30)
-    time.sleep(1)
+    process.communicate(timeout=30)
+    time.sleep(0.5)  # some rounds of the supervisor
     assert run.state == "InProgress"
     run.stop()
     assert run.wait(60) == "Stopped"

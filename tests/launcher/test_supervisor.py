@@ -62,14 +62,14 @@ def test_a_detached_run_outlives_its_starter(script_job, tmp_path):
     wait_for_ready(run, 1)
     starter.kill()
     starter.wait()
-    time.sleep(1)
+    time.sleep(0.5)  # some rounds of the supervisor
     assert run.state == "InProgress"
     run.stop()
     assert run.wait(60) == "Stopped"
 
 
 def test_detaching_later_works_too(script_job):
-    run = launcher.run(launcher.plan(script_job("import time; time.sleep(3)")))
+    run = launcher.run(launcher.plan(script_job("import time; time.sleep(1)")))
     run.detach()
     assert run.wait(60) == "Completed"
 

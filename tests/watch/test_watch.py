@@ -302,7 +302,7 @@ def test_launcher_stop_reaches_what_any_program_runs_that_dies_of_it(tmp_path, k
     slow = (
         "import os, pathlib, signal, sys, time\n"
         "def end(*_):\n"
-        "    time.sleep(4)\n"
+        "    time.sleep(2.5)\n"
         f"    pathlib.Path({str(tmp_path / 'saved')!r}).write_text(str(time.time()))\n"
         "    sys.exit(print('saved'))\n"
         "signal.signal(signal.SIGTERM, end)\n"
