@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import functools
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +15,7 @@ import textwrap
 import time
 import weakref
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -21,6 +24,8 @@ import pytest
 import launcher
 from launcher.commands import foreground, main
 from launcher.commands.exit_codes import INTERRUPTED
+from launcher.planner.made_folders import image_counts, recorded
+from launcher.prepare import prepare
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "entrypoints"))  # as the toolkit puts the code folder there
@@ -51,6 +56,15 @@ def thin_out(folder: Path, keep: int) -> None:
     for place, _, files in os.walk(folder):
         for name in sorted(files)[keep:]:
             os.unlink(os.path.join(place, name))
+
+
+def copy_few(source: Path, target: Path, keep: int) -> None:
+    """Copy the first so many files of every folder."""
+
+    def others(place: str, names: list[str]) -> list[str]:
+        return sorted(name for name in names if os.path.isfile(os.path.join(place, name)))[keep:]
+
+    shutil.copytree(source, target, ignore=others)
 
 
 def pytest_collection_finish() -> None:
@@ -91,6 +105,26 @@ def job_of(source: Path, text: str, **values) -> launcher.Job:
     source.mkdir(parents=True, exist_ok=True)
     (source / "script.py").write_text(textwrap.dedent(text))
     return launcher.from_values({"name": "test", "script": "script.py", "source": str(source), **values})
+
+
+@pytest.fixture(scope="session")
+def prepared(request, tmp_path_factory) -> Callable[[str], Path]:
+    """Gives the folder that `launcher prepare` makes of `digits`, `photos` or `shapes`. It is one for the tests of all of pytest's workers,
+    so nothing is changed in it."""
+    own = tmp_path_factory.getbasetemp()
+    # pytest-xdist's workers have folders of their own, in one folder
+    place = (own.parent if hasattr(request.config, "workerinput") else own) / "made-once"
+    place.mkdir(exist_ok=True)
+
+    @functools.cache
+    def made(source: str) -> Path:
+        with open(place / f"{source}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not image_counts(recorded(place / source)):
+                prepare(source, place / source, jobs=1)
+        return place / source
+
+    return made
 
 
 @pytest.fixture

@@ -18,8 +18,7 @@ from launcher import emulator, study
 from launcher.backends.plans import plan_config
 from launcher.commands.main import read
 from launcher.config import builtin_configs
-from launcher.prepare import prepare
-from tests.conftest import ROOT, thin_out
+from tests.conftest import ROOT, copy_few
 from tests.docs.documents import YOURS, blocks, commands
 from tests.entrypoints.teacher_caches import fill_pixels, filled
 
@@ -40,20 +39,18 @@ MANY_RUNS = ("PreprocessingStudy", "ScalingStudy", "preprocessing", "scaling", "
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Path:
+def place(prepared, tmp_path_factory) -> Path:
     """A folder with the configs, some of their data, and a run of the quickstart's teacher."""
     folder = tmp_path_factory.mktemp("examples")
     (folder / "configs").symlink_to(ROOT / "configs")
-    for source in ("digits", "photos", "shapes"):
-        prepare(source, folder / "data" / source)
+    for source, keep in (("digits", 12), ("photos", 16), ("shapes", 16)):  # a batch and few more
+        copy_few(prepared(source), folder / "data" / source, keep)
     (folder / "data" / "cutouts").symlink_to("shapes")  # whose pictures a package of Debian's brings
     (folder / "data" / "stamps").symlink_to("photos")  # as these
     (folder / "data" / "dinov2-small").mkdir()
     (folder / "data" / "dinov2-small" / "model.safetensors").touch()  # a package's, of 90 MB
     (folder / "data" / "stamps-unlabelled").mkdir()
     (folder / "data" / "stamps-unlabelled" / "unlabelled").symlink_to("../stamps/train")
-    for source, keep in (("digits", 12), ("photos", 16), ("shapes", 16)):  # a batch and few more
-        thin_out(folder / "data" / source, keep)
     filled(folder / "bank", precision="int8")
     fill_pixels(folder / "pixel_bank")
     command = [sys.executable, "-m", "launcher", "run", "configs/quickstart_teacher.yaml", "--smoke"]

@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 import launcher
-from launcher.prepare import prepare
 from tests.conftest import ROOT
 from tests.docs.documents import TRACKED
 
@@ -59,14 +58,14 @@ def test_every_config_opens_with_what_it_does_and_what_to_expect(config):
 
 
 @pytest.fixture(scope="module")
-def with_data(tmp_path_factory) -> Path:
+def with_data(prepared, tmp_path_factory) -> Path:
     """A folder with what the configs' smoke runs read."""
     place = tmp_path_factory.mktemp("with-data")
+    (place / "data").mkdir()
     for source in ("digits", "photos", "shapes"):
-        prepare(source, place / "data" / source)
-    prepare(
-        "shapes", place / "data/cutouts"
-    )  # the pictures of `cutouts` and stamps are Debian's, and not on every machine
+        (place / "data" / source).symlink_to(prepared(source))
+    # the pictures of `cutouts` and stamps are Debian's, and not on every machine
+    (place / "data/cutouts").symlink_to("shapes")
     (place / "data/stamps").symlink_to("photos")
     (place / "data/dinov2-small").mkdir()
     (place / "data/dinov2-small/model.safetensors").touch()  # a package's, of 90 MB

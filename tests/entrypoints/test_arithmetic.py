@@ -21,7 +21,6 @@ from training.models.timm_models import Normalized, build, choose_attention
 from training.runtime import accelerator, metrics
 from training.teacher.frozen import FrozenModel, Teacher
 
-from launcher.prepare import prepare
 from tests.entrypoints.test_training_runs import TINY, finished, job
 
 CPU = torch.device("cpu")
@@ -260,10 +259,8 @@ def test_a_torch_that_cannot_count_is_said(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data") / "digits"
-    prepare("digits", folder)
-    return folder
+def digits(prepared):
+    return prepared("digits")
 
 
 @counts

@@ -29,7 +29,6 @@ from training.settings.scripts import ClassifierSettings
 
 import launcher
 from launcher.backends import process
-from launcher.prepare import prepare
 from tests.entrypoints.dali_batches import (
     ALONE,
     BOTH,
@@ -237,11 +236,10 @@ def test_an_image_that_only_pillow_decodes_does_not_end_an_epoch(root, monkeypat
 
 
 @pytest.mark.slow
-def test_two_ranks_learn_from_dalis_batches(tmp_path):
-    prepare("digits", tmp_path / "digits")
+def test_two_ranks_learn_from_dalis_batches(prepared):
     run = launcher.run(launcher.plan(launcher.from_values({
         "name": "dali", "script": "train_classifier.py", "distribution": "torchrun", "compute": {"processes_per_host": 2},
-        "inputs": {name: {"folder": str(tmp_path / "digits" / name)} for name in ("train", "validation")},
+        "inputs": {name: {"folder": str(prepared("digits") / name)} for name in ("train", "validation")},
         "hyperparameters": {"model": "resnet10t", "model_options": {"in_chans": 1}, "image_size": 16, "epochs": 1,
                             "global_batch_size": 32, "learning_rate": 0.003, "max_shift_pixels": 1, "min_crop_area": 0.8,
                             "mixup": 0.2, "preprocessing": "dali", "num_workers": 1},

@@ -19,15 +19,16 @@ from training.tasks.segmentation import Segmentation
 from training.teacher import frozen
 
 import launcher
-from launcher.prepare import prepare as prepare_images
 
 TINY = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 2, "in_chans": 1}
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory):
+def digits(prepared, tmp_path_factory):
+    """Labelled digits, and a teacher of them."""
     root = tmp_path_factory.mktemp("digits")
-    prepare_images("digits", root)
+    for part in ("train", "validation"):
+        (root / part).symlink_to(prepared("digits") / part)
     model, classes = timm_models.build("vit_tiny_patch16_224", TINY, 10), [str(digit) for digit in range(10)]
     export.save(model, root / "teacher", name="vit_tiny_patch16_224", options=TINY, classes=classes, image_size=16)
     return root

@@ -15,7 +15,6 @@ from training.models import timm_models
 from training.teacher import frozen as teacher
 
 import launcher
-from launcher.prepare import prepare
 from tests.conftest import ROOT, assert_nothing_left, wait_until
 from tests.entrypoints.torch_versions import gloo_adds_bf16
 
@@ -25,10 +24,8 @@ FAST = {"image_size": 16, "global_batch_size": 32, "max_steps": 6, "log_every": 
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data") / "digits"
-    prepare("digits", folder)
-    return folder
+def digits(prepared):
+    return prepared("digits")
 
 
 def job(digits, script: str, hyperparameters: dict, **values) -> launcher.Job:

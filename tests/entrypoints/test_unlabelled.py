@@ -271,12 +271,11 @@ FAST = {"image_size": 16, "global_batch_size": 32, "max_steps": 6, "log_every": 
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory):
-    """Labelled digits; digits without labels, in a tree and in shards; and a teacher."""
+def digits(prepared, tmp_path_factory):
+    """Labelled digits; digits without labels, in a tree; and a teacher."""
     root = tmp_path_factory.mktemp("digits")
-    prepare("digits", root / "labelled")
-    prepare(str(root / "labelled"), root / "tree", unlabelled=True)
-    prepare("digits", root / "shards", unlabelled=True, shard_size="500KB")
+    (root / "labelled").symlink_to(prepared("digits"))
+    prepare(str(prepared("digits")), root / "tree", unlabelled=True, jobs=1)
     torch.manual_seed(1)
     model = timm_models.build("vit_tiny_patch16_224", TINY, 10)
     classes = [str(digit) for digit in range(10)]
@@ -316,6 +315,7 @@ def test_a_student_learns_from_images_without_labels_alone(digits):
 
 @pytest.mark.slow
 def test_a_run_of_two_processes_and_shards_has_the_losses_of_one(digits):
+    prepare("digits", digits / "shards", unlabelled=True, shard_size="500KB")
     mixed = {
         **{"unlabelled": {"per_labelled": 4}, "images_per_class": 8, "teacher_cache": {"views": 2}, "mixup": 0.4},
         **{"epochs": 3, "max_steps": None, "global_batch_size": 100},

@@ -21,7 +21,6 @@ from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.evidence import Evidence
 from launcher.insight.measurements import read
 from launcher.insight.rules import pauses
-from launcher.prepare import prepare
 from launcher.record.records import RunFolder
 
 BEGIN = 1_795_000_020
@@ -230,9 +229,8 @@ def test_a_source_without_measurements_says_what_would_be_one(tmp_path, store):
 
 
 @pytest.mark.slow
-def test_a_run_on_two_hosts_is_read_with_all_its_hosts_and_ranks(tmp_path, store):
+def test_a_run_on_two_hosts_is_read_with_all_its_hosts_and_ranks(prepared, store):
     """Through the toolkit; the hosts have addresses there, and are algo-1 and algo-2 here."""
-    prepare("digits", tmp_path / "digits")
     tiny = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 2, "in_chans": 1}
     job = launcher.from_values(
         {
@@ -241,7 +239,7 @@ def test_a_run_on_two_hosts_is_read_with_all_its_hosts_and_ranks(tmp_path, store
             "distribution": "torchrun",
             "compute": {"instance_count": 2, "processes_per_host": 1},
             "profiling": {"system_interval_ms": 100},
-            "inputs": {name: {"folder": str(tmp_path / "digits" / name)} for name in ("train", "validation")},
+            "inputs": {name: {"folder": str(prepared("digits") / name)} for name in ("train", "validation")},
             "hyperparameters": {
                 "model": "vit_tiny_patch16_224", "model_options": tiny, "image_size": 16, "global_batch_size": 32,
                 "max_steps": 30, "log_every": 5,

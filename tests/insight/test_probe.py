@@ -31,7 +31,6 @@ import launcher
 from launcher.config.issues import UserError
 from launcher.insight.measurements import Measurements
 from launcher.insight.probe import Probe
-from launcher.prepare import prepare
 from launcher.record import records
 from launcher.runner import probe as probing
 from launcher.runner import start_record
@@ -50,10 +49,10 @@ PYRAMID = {"embed_dims": [8, 8, 16, 16], "depths": [1, 1, 1, 1], "num_heads": [1
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
+def data(prepared, tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
-    prepare("digits", folder / "digits")
-    prepare("shapes", folder / "shapes")
+    for source in ("digits", "shapes"):
+        (folder / source).symlink_to(prepared(source))
     return folder
 
 

@@ -15,7 +15,6 @@ import psutil
 import pytest
 
 import launcher
-from launcher.prepare import prepare
 from launcher.runner import kills
 from launcher.runner.curves import _checksum, compare, curve, missing, other_file
 from launcher.runner.drill import Drill, _Series, drill
@@ -321,13 +320,12 @@ def test_servers_can_be_killed_only_where_there_are_some(script_job):
 
 @pytest.mark.timeout(900)  # two trainings, beside whatever else the machine does
 @pytest.mark.slow
-def test_a_run_whose_servers_are_killed_goes_on_and_is_the_same(tmp_path, said):
-    prepare("digits", tmp_path / "digits")
+def test_a_run_whose_servers_are_killed_goes_on_and_is_the_same(prepared, said):
     group = {"instance_type": "ml.c5.xlarge", "instance_count": 1}
     job = launcher.from_values({
         "name": "served",
         "script": "train_classifier.py",
-        "inputs": {name: {"folder": str(tmp_path / "digits" / name)} for name in ("train", "validation")},
+        "inputs": {name: {"folder": str(prepared("digits") / name)} for name in ("train", "validation")},
         "compute": {"instance_groups": [{"name": "trains", **group}, {"name": "serves", **group}], "training_groups": ["trains"]},
         "hyperparameters": {
             "model": "mobilenetv3_small_050", "model_options": {"in_chans": 1}, "image_size": 32, "global_batch_size": 64,
@@ -348,9 +346,8 @@ def test_a_run_whose_servers_are_killed_goes_on_and_is_the_same(tmp_path, said):
 @pytest.mark.timeout(900)  # four trainings, beside whatever else the machine does
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [{}, {"worker_type": "loader", "num_workers": 2}], ids=["auto", "loader process"])
-def test_the_kits_classifier_resumes_bit_for_bit(tmp_path, said, workers):
+def test_the_kits_classifier_resumes_bit_for_bit(prepared, said, workers):
     """With dropout, moved images, an average of the weights and two epochs; killed between two checkpoints, then stopped."""
-    prepare("digits", tmp_path / "digits")
     tiny = {
         "img_size": 16,
         "patch_size": 8,
@@ -363,7 +360,7 @@ def test_the_kits_classifier_resumes_bit_for_bit(tmp_path, said, workers):
     job = launcher.from_values({
         "name": "kit",
         "script": "train_classifier.py",
-        "inputs": {name: {"folder": str(tmp_path / "digits" / name)} for name in ("train", "validation")},
+        "inputs": {name: {"folder": str(prepared("digits") / name)} for name in ("train", "validation")},
         "hyperparameters": {
             "model": "vit_tiny_patch16_224", "model_options": tiny, "image_size": 16, "global_batch_size": 64, "max_shift_pixels": 2,
             "ema_decay": 0.9, "epochs": 2, "checkpoint_every": 4, "log_every": 10, **workers,

@@ -230,12 +230,12 @@ def test_nasty_images_come_into_shards_as_into_folders(tmp_path):
     assert found == {file.read_bytes() for file in (tmp_path / "folder/train/a").iterdir()}
 
 
-def test_masks_travel_in_the_shards_of_their_images(tmp_path):
+def test_masks_travel_in_the_shards_of_their_images(tmp_path, prepared):
     from training.data.broken import BrokenImages
     from training.data.masks import MaskedImages
     from training.settings.segmentation import SegmentationSettings
 
-    prepare("shapes", tmp_path / "folder")
+    (tmp_path / "folder").symlink_to(prepared("shapes"))
     assert "300 training and 100 validation images with masks" in prepare(
         "shapes", tmp_path / "shards", shard_size="1MB"
     )

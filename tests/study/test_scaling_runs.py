@@ -15,10 +15,9 @@ from launcher.backends import local_hosts
 from launcher.commands import main
 from launcher.planner.own_checkpoints import own_prefix
 from launcher.planner.source_package import COMMIT_FILE, SourceFile, code_checksum
-from launcher.prepare import prepare
 from launcher.study import engine, scaling_question
 from launcher.study.scaling_question import ScalingQuestion
-from tests.conftest import ROOT, thin_out
+from tests.conftest import ROOT, copy_few, thin_out
 
 HYUNDAI = ROOT / "configs/hyundai_segmentation.yaml"
 
@@ -31,12 +30,11 @@ def no_gpu(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Path:
+def place(prepared, tmp_path_factory) -> Path:
     """A folder with a few shapes, where hyundai_segmentation's smoke section looks for them."""
     folder = tmp_path_factory.mktemp("scaling")
-    prepare("shapes", folder / "data/shapes")
-    for split in ("train", "validation"):
-        thin_out(folder / "data/shapes" / split, 40 if split == "train" else 2)
+    copy_few(prepared("shapes"), folder / "data/shapes", 40)
+    thin_out(folder / "data/shapes/validation", 2)
     return folder
 
 
