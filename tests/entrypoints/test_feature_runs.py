@@ -19,6 +19,8 @@ from training.tasks.segmentation import Segmentation
 from training.teacher import frozen
 
 import launcher
+from tests.entrypoints.script_runs import script_run
+from tests.entrypoints.test_training_runs import finished
 
 TINY = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 2, "in_chans": 1}
 
@@ -34,7 +36,7 @@ def digits(prepared, tmp_path_factory):
     return root
 
 
-def distilled(digits, **values) -> launcher.Run:
+def job(digits, **values) -> launcher.Job:
     small = {**TINY, "embed_dim": 12, "num_heads": 1, "patch_size": 4}
     hyperparameters = {
         **{"student": "vit_tiny_patch16_224", "student_options": small, "image_size": 16, "global_batch_size": 64},
@@ -42,15 +44,15 @@ def distilled(digits, **values) -> launcher.Run:
         **{"features": {"level": "tokens"}, "precision": "fp32"},
     }  # fmt: skip
     inputs = {name: {"folder": str(digits / name)} for name in ("train", "validation", "teacher")}
-    job = {"name": "features", "script": "train_kd.py", "inputs": inputs, "hyperparameters": hyperparameters, **values}
-    run = launcher.run(launcher.plan(launcher.from_values(job)))
-    assert run.wait(120) == "Completed", "\n".join(line for _, line in run.logs())
-    return run
+    return launcher.from_values(
+        {"name": "features", "script": "train_kd.py", "inputs": inputs, "hyperparameters": hyperparameters, **values}
+    )
 
 
-def test_a_run_leaves_the_student_without_its_projection(digits):
-    run = distilled(digits)
-    folder = run.folder.host("algo-1") / "model"
+def test_a_run_leaves_the_student_without_its_projection(digits, tmp_path):
+    run = script_run(tmp_path, job(digits))
+    assert run.returncode == 0, run.stderr
+    folder = run.output / "model"
     loaded = timm.create_model(f"local-dir:{folder}", pretrained=True)
     assert {*load_file(folder / "model.safetensors")} == {*loaded.state_dict()}
     assert run.result()["parameters"] == sum(value.numel() for value in loaded.parameters())
@@ -64,7 +66,7 @@ def test_a_run_leaves_the_student_without_its_projection(digits):
 @pytest.mark.slow
 def test_a_run_of_two_processes_has_the_losses_of_one(digits):
     torchrun = {"distribution": "torchrun", "compute": {"instance_count": 2}}
-    runs = [distilled(digits, **values) for values in ({}, torchrun)]
+    runs = [finished(job(digits, **values)) for values in ({}, torchrun)]
     one, two = ([line for line in run.metrics() if "feature_loss" in line] for run in runs)
     assert len(one) == 5 and runs[1].result()["world_size"] == 2
     for key in ("loss", "feature_loss"):

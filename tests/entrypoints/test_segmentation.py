@@ -24,6 +24,7 @@ from training.tasks.losses import pixel_cross_entropy
 
 import launcher
 from tests.entrypoints.ranks import run_ranks
+from tests.entrypoints.script_runs import script_run
 from tests.entrypoints.test_training_runs import finished, weights
 
 ALONE = World(0, 1, 0, torch.device("cpu"), "none", "test")
@@ -452,7 +453,7 @@ def test_a_run_on_a_bad_mask_fails_with_the_masks_name(blocks, tmp_path):
     job = launcher.from_values(
         {"name": "bad", "script": "train_segmentation.py", "inputs": inputs, "hyperparameters": {**VALUES, "num_workers": 1}}
     )  # fmt: skip
-    run = launcher.run(launcher.plan(job))
-    assert run.wait(90) == "Failed"
-    failure = run.outcome()["failure"]
+    run = script_run(tmp_path / "run", job)
+    assert run.returncode == 1
+    failure = run.failure()
     assert failure.startswith("rank 0: ValueError: /") and ".png: class 9 at row 0, column 0" in failure.splitlines()[0]

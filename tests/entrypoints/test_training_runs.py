@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import timm
@@ -21,6 +25,7 @@ from tests.entrypoints.torch_versions import gloo_adds_bf16
 ALONE = World(0, 1, 0, torch.device("cpu"), "none", "test")
 TINY = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 2, "in_chans": 1}
 FAST = {"image_size": 16, "global_batch_size": 32, "max_steps": 6, "log_every": 2}
+STUDENT = {"student": "vit_tiny_patch16_224", "student_options": {**TINY, "embed_dim": 12, "num_heads": 1}}
 
 
 @pytest.fixture(scope="module")
@@ -50,21 +55,43 @@ def weights(run: launcher.Run) -> dict[str, torch.Tensor]:
     return load_file(run.folder.host("algo-1") / "model/model.safetensors")
 
 
-def test_a_teacher_is_trained_and_distilled_through_runs(digits):
-    teacher = finished(classifier(digits))
-    student = finished(
-        job(digits, "train_kd.py", {"student": "vit_tiny_patch16_224", "student_options": {**TINY, "embed_dim": 12, "num_heads": 1}},
-            inputs={"teacher": {"run": "teacher"}})
-    )  # fmt: skip
-    result = student.result()
-    assert result["teacher"]["validation_accuracy"] == pytest.approx(teacher.result()["validation_accuracy"], abs=1e-9)
-    assert result["parameters"] < teacher.result()["parameters"]
-    lines = [metric for metric in student.metrics() if "loss" in metric]
+SCHEDULE = {
+    "max_steps": 3,
+    "learning_rate": 0.02,
+    "weight_decay": 0.3,
+    "warmup_fraction": 0.34,
+    "max_grad_norm": 0.5,
+    "seed": 4,
+}
+
+
+@pytest.fixture(scope="module")
+def teacher_run(digits, tmp_path_factory) -> launcher.Run:
+    """Three steps of a teacher, in a store of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LAUNCHER_RUNS", str(tmp_path_factory.mktemp("runs")))
+        return finished(classifier(digits, hyperparameters=SCHEDULE))
+
+
+@pytest.fixture(scope="module")
+def student_run(digits, teacher_run) -> launcher.Run:
+    """A student of that run, in its store."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LAUNCHER_RUNS", str(teacher_run.folder.path.parent))
+        return finished(job(digits, "train_kd.py", STUDENT, inputs={"teacher": {"run": "teacher"}}))
+
+
+def test_a_teacher_is_trained_and_distilled_through_runs(teacher_run, student_run):
+    result = student_run.result()
+    trained = teacher_run.result()
+    assert result["teacher"]["validation_accuracy"] == pytest.approx(trained["validation_accuracy"], abs=1e-9)
+    assert result["parameters"] < trained["parameters"]
+    lines = [metric for metric in student_run.metrics() if "loss" in metric]
     for metric in lines:
         assert metric["loss"] == pytest.approx(0.5 * metric["label_loss"] + 0.5 * metric["teacher_loss"], rel=1e-5)
     assert [metric["step"] for metric in lines] == [2, 4, 6]
-    loaded = timm.create_model(f"local-dir:{student.folder.host('algo-1') / 'model'}", pretrained=True)
-    assert all(torch.equal(value, weights(student)[name]) for name, value in loaded.state_dict().items())
+    loaded = timm.create_model(f"local-dir:{student_run.folder.host('algo-1') / 'model'}", pretrained=True)
+    assert all(torch.equal(value, weights(student_run)[name]) for name, value in loaded.state_dict().items())
     assert loaded.pretrained_cfg["label_names"] == [str(digit) for digit in range(10)]
     assert timm.data.resolve_model_data_config(loaded)["input_size"] == (1, 16, 16)
 
@@ -143,22 +170,12 @@ def test_stopping_real_training_on_two_hosts_leaves_a_model_and_a_stopped_run(di
     assert_nothing_left(run)
 
 
-def test_one_step_is_adamw_with_warm_up_clipping_and_decay(digits):
+def test_one_step_is_adamw_with_warm_up_clipping_and_decay(digits, teacher_run):
     """Three steps by hand, on the batches that the loop draws, give the run's weights."""
     from training.data.views import open_data
     from training.settings.scripts import ClassifierSettings
 
-    values = {
-        **FAST,
-        "max_steps": 3,
-        "learning_rate": 0.02,
-        "weight_decay": 0.3,
-        "warmup_fraction": 0.34,
-        "max_grad_norm": 0.5,
-        "seed": 4,
-    }
-    run = finished(classifier(digits, hyperparameters=values))
-    settings = ClassifierSettings(model="vit_tiny_patch16_224", model_options=TINY, **values)
+    settings = ClassifierSettings(model="vit_tiny_patch16_224", model_options=TINY, **{**FAST, **SCHEDULE})
     torch.manual_seed(4)
     data = open_data(digits / "train", digits / "validation", settings, 1)
     loaders = open_loaders(data, settings, ALONE, batch_size_per_device=settings.global_batch_size)
@@ -181,9 +198,10 @@ def test_one_step_is_adamw_with_warm_up_clipping_and_decay(digits):
                 parameter.sub_(
                     rate * (first[name] / (1 - 0.9**step)) / ((second[name] / (1 - 0.999**step)).sqrt() + 1e-8)
                 )
-    for name, value in weights(run).items():
+    for name, value in weights(teacher_run).items():
         assert torch.allclose(value, model.model.state_dict()[name], atol=2e-4), name
-    assert [metric["learning_rate"] for metric in run.metrics() if "loss" in metric] == pytest.approx([0.02, 0.01])
+    rates = [metric["learning_rate"] for metric in teacher_run.metrics() if "loss" in metric]
+    assert rates == pytest.approx([0.02, 0.01])
 
 
 @pytest.mark.slow
@@ -225,18 +243,28 @@ def test_the_teachers_part_of_the_loss_is_the_one_of_its_temperature(digits):
     assert run.result()["images_per_second"] is None, "one step is all warm-up"
 
 
+LABELS_ALONE = {"student": "vit_tiny_patch16_224", "student_options": TINY, "hard_label_weight": 1}
+
+
 @pytest.fixture(scope="module")
-def alone(digits, tmp_path_factory):
-    """A student's run on labels alone."""
-    student = {"student": "vit_tiny_patch16_224", "student_options": TINY, "hard_label_weight": 1}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LAUNCHER_RUNS", str(tmp_path_factory.mktemp("alone")))
-        return finished(job(digits, "train_kd.py", student))
+def in_a_shell(digits, tmp_path_factory) -> Path:
+    """What a student's run on labels alone leaves, whose script a plain shell started."""
+    folder = tmp_path_factory.mktemp("shell")
+    command = [sys.executable, str(ROOT / "entrypoints/train_kd.py")]
+    for name, value in {**FAST, **LABELS_ALONE}.items():
+        command += [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("SM_")}
+    environ |= {"SM_CHANNEL_TRAIN": str(digits / "train"), "SM_CHANNEL_VALIDATION": str(digits / "validation")}
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder / "output"
 
 
-def test_labels_alone_need_no_teacher(alone):
-    assert alone.result()["teacher"] is None
-    assert all("teacher_loss" not in metric for metric in alone.metrics())
+def test_labels_alone_need_no_teacher(digits, in_a_shell):
+    assert launcher.plan(job(digits, "train_kd.py", LABELS_ALONE)).errors == ()
+    assert json.loads((in_a_shell / "data/algo-1/result.json").read_text())["teacher"] is None
+    metrics = (in_a_shell / "data/algo-1/metrics.jsonl").read_text().splitlines()
+    assert metrics and all("teacher_loss" not in json.loads(line) for line in metrics)
 
 
 def test_a_failing_script_says_what_is_wrong_first(digits):
@@ -248,39 +276,19 @@ def test_a_failing_script_says_what_is_wrong_first(digits):
     assert len(run.outcome()["failure"]) <= 1024
 
 
-def test_metric_lines_match_their_numbers(alone):
-    written, read = alone.metrics(), [metric.values for metric in alone.progress()]
+def test_metric_lines_match_their_numbers(student_run):
+    written, read = student_run.metrics(), [metric.values for metric in student_run.progress()]
     assert len(written) == len(read) == 5  # three steps, an evaluation, a checkpoint
     for exact, shown in zip(written, read, strict=True):
         assert shown == pytest.approx({name: exact[name] for name in shown}, rel=1e-3, abs=1e-4)
 
 
-def test_the_scripts_run_in_a_plain_shell_too(digits, tmp_path):
-    import os
-    import subprocess
-    import sys
-
-    command = [
-        sys.executable,
-        str(ROOT / "entrypoints/train_classifier.py"),
-        "--model",
-        "vit_tiny_patch16_224",
-        "--model_options",
-        json.dumps(TINY),
-    ]
-    command += [text for name, value in FAST.items() for text in (f"--{name}", str(value))]
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("SM_")}
-    environ |= {"SM_CHANNEL_TRAIN": str(digits / "train"), "SM_CHANNEL_VALIDATION": str(digits / "validation")}
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "output/model/model.safetensors").is_file() and (
-        tmp_path / "output/data/algo-1/result.json"
-    ).is_file()
-    samples = list((tmp_path / "output/data/algo-1").glob("profiler-output/system/incremental/*/*.json"))
+def test_the_scripts_run_in_a_plain_shell_too(in_a_shell):
+    assert (in_a_shell / "model/model.safetensors").is_file() and (in_a_shell / "data/algo-1/result.json").is_file()
+    samples = list((in_a_shell / "data/algo-1").glob("profiler-output/system/incremental/*/*.json"))
     assert samples, "the system monitor finds its own package, whoever started the script"
 
 
-STUDENT = {"student": "vit_tiny_patch16_224", "student_options": {**TINY, "embed_dim": 12, "num_heads": 1}}
 FEW = {"images_per_class": 8, "global_batch_size": 16, "epochs": 2, "max_steps": None, "log_every": 1}
 """Five steps an epoch."""
 
@@ -354,8 +362,6 @@ def test_every_lever_together_trains_on_two_hosts(digits, taught, tmp_path):
 
 @pytest.mark.slow
 def test_several_teachers_are_one_that_is_measured_first(digits, taught, tmp_path):
-    import shutil
-
     for name in ("first", "second"):
         shutil.copytree(taught, tmp_path / "both" / name)
     run = distilled(digits, tmp_path / "both", min_teacher_accuracy=0.3, epochs=1)

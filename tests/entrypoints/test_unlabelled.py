@@ -21,7 +21,9 @@ from training.tasks.students import Student
 
 import launcher
 from launcher.prepare import prepare
+from tests.entrypoints.script_runs import script_run
 from tests.entrypoints.shard_channels import indexed, picture, settings, write_channel, write_shard
+from tests.entrypoints.test_training_runs import finished
 
 pytestmark = pytest.mark.usefixtures("disk")
 
@@ -286,26 +288,25 @@ def digits(prepared, tmp_path_factory):
     return root
 
 
-def trained(digits: Path, others: str, *without: str, **values) -> launcher.Run:
-    """A run of train_kd.py with images without labels."""
+def job(digits: Path, others: str, *without: str, **values) -> launcher.Job:
+    """Of train_kd.py with images without labels."""
     folders = {"train": "labelled/train", "validation": "labelled/validation", "unlabelled": f"{others}/unlabelled"}
     inputs = {name: {"folder": str(digits / place)} for name, place in {**folders, "teacher": "teacher"}.items()}
     compute = values.pop("compute", {})
     hyperparameters = {"student": "vit_tiny_patch16_224", "student_options": {**TINY, "embed_dim": 12, "num_heads": 1}}
-    run = launcher.run(launcher.plan(launcher.from_values({
+    return launcher.from_values({
         "name": "unlabelled", "script": "train_kd.py", "compute": compute,
         **({"distribution": "torchrun"} if compute else {}),
         "inputs": {name: given for name, given in inputs.items() if name not in without},
         "hyperparameters": {**hyperparameters, **FAST, **values},
-    })))  # fmt: skip
-    assert run.wait(120) == "Completed", "\n".join(line for _, line in run.logs())
-    return run
+    })  # fmt: skip
 
 
-def test_a_student_learns_from_images_without_labels_alone(digits):
+def test_a_student_learns_from_images_without_labels_alone(digits, tmp_path):
     alone = {"unlabelled": {"alone": True}, "hard_label_weight": 0}
-    run = trained(digits, "tree", "train", **alone)
-    assert any("1,347 images without labels in" in line for _, line in run.logs())
+    run = script_run(tmp_path, job(digits, "tree", "train", **alone))
+    assert run.returncode == 0, run.stderr
+    assert "1,347 images without labels in" in run.stdout
     lines = [line for line in run.metrics() if "loss" in line]
     assert len(lines) == 6 and all(
         line["label_loss"] == 0 and line["loss"] == line["teacher_loss"] > 0 for line in lines
@@ -320,8 +321,8 @@ def test_a_run_of_two_processes_and_shards_has_the_losses_of_one(digits):
         **{"unlabelled": {"per_labelled": 4}, "images_per_class": 8, "teacher_cache": {"views": 2}, "mixup": 0.4},
         **{"epochs": 3, "max_steps": None, "global_batch_size": 100},
     }
-    one = trained(digits, "shards", **mixed)
-    two = trained(digits, "shards", **mixed, compute={"instance_count": 2})
+    one = finished(job(digits, "shards", **mixed))
+    two = finished(job(digits, "shards", **mixed, compute={"instance_count": 2}))
     assert two.result()["world_size"] == 2 and one.result()["training_images"] == 80 + 320
     assert any("an epoch draws 320 of them beside 80 with labels" in line for _, line in one.logs())
     first, second = ([line for line in run.metrics() if "loss" in line] for run in (one, two))
