@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import math
 import subprocess
 import sys
 from types import ModuleType
@@ -11,7 +12,9 @@ from types import ModuleType
 import torch
 from training.engine import loop
 
+from tests.benchmarks import at_scale
 from tests.benchmarks.other_diagnosers import TRACEML_STEPS
+from tests.benchmarks.planted_gains import Row, summary
 from tests.conftest import ROOT
 from tests.entrypoints import test_loop
 
@@ -39,44 +42,37 @@ def test_a_benchmark_that_imports_the_entry_scripts_modules_says_first_where_the
             assert "engine" in imported[: imported.index("training")], file.name
 
 
-def test_the_page_on_large_clusters_is_what_its_script_prints():
-    done = subprocess.run([sys.executable, "at_scale.py"], cwd=FOLDER, capture_output=True, text=True, check=True)
+def test_the_page_on_large_clusters_is_what_its_script_prints(capsys):
+    at_scale.main()
     page = (ROOT / "docs/results/at-scale.md").read_text()
-    assumptions, *tables = done.stdout.strip().split("\n\n")
+    assumptions, *tables = capsys.readouterr().out.strip().split("\n\n")
     assert assumptions.count("\n- ") >= 10 and len(tables) == 3 and all(part in page for part in (assumptions, *tables))
 
 
 def test_the_steps_on_large_clusters_have_zeros_broadcasts_both_libraries_and_both_ways_to_run_the_models():
-    code = """
-import at_scale as scale, math
-assert scale.broadcasts(8) == 0.0, "within a host it counts as computing"
-seconds = 88.2e6 / 22.926e9  # all parameters once
-for gpus, sent, turns in ((32, 32, 2), (128, 128, 4), (256, 152, 5), (1024, 152, 7)):
-    assert math.isclose(scale.broadcasts(gpus), seconds + sent * turns * 15e-6, rel_tol=1e-4), gpus
-steps = [dict(zip(("gpus", "batch", "teacher", "models", *range(8)), row)) for row in scale.steps().rows]
-assert [(row["teacher"], row["models"]) for row in steps[::7]] == [step[:2] for step in scale.STEPS]
-for row in steps:
-    nccl, without, zero, with_zero, smddp, *_ = (float(row[column].rstrip(" %")) for column in range(8))
-    assert smddp <= nccl <= zero and with_zero <= without
-    assert abs(zero - nccl - 1000 * scale.broadcasts(int(row["gpus"]))) < 0.11, row
-assert [row[0] for row in steps if row["gpus"] == "8"] == ["66.9", "52.8", "32.9", "14.1"]
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=FOLDER, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert at_scale.broadcasts(8) == 0.0, "within a host it counts as computing"
+    seconds = 88.2e6 / 22.926e9  # all parameters once
+    for gpus, sent, turns in ((32, 32, 2), (128, 128, 4), (256, 152, 5), (1024, 152, 7)):
+        assert math.isclose(at_scale.broadcasts(gpus), seconds + sent * turns * 15e-6, rel_tol=1e-4), gpus
+    steps = [dict(zip(("gpus", "batch", "teacher", "models", *range(8)), row)) for row in at_scale.steps().rows]
+    assert [(row["teacher"], row["models"]) for row in steps[::7]] == [step[:2] for step in at_scale.STEPS]
+    for row in steps:
+        nccl, without, zero, with_zero, smddp, *_ = (float(row[column].rstrip(" %")) for column in range(8))
+        assert smddp <= nccl <= zero and with_zero <= without
+        assert abs(zero - nccl - 1000 * at_scale.broadcasts(int(row["gpus"]))) < 0.11, row
+    assert [row[0] for row in steps if row["gpus"] == "8"] == ["66.9", "52.8", "32.9", "14.1"]
 
 
 def test_the_best_interval_between_checkpoints_is_the_best():
     """Young's optimum against a search, and the goodput by its terms."""
-    code = """
-import at_scale as scale, math
-between = scale.FAILURES.value * 3600 / 1024
-def by(interval): return 1 - 1.4 / interval - (interval / 2 + 600) / between
-best = max(by(seconds) for seconds in range(10, 20000))
-assert abs(scale.goodput(1.4, 1024) - best) < 1e-6, (scale.goodput(1.4, 1024), best)
-assert scale.goodput(0.04, 1024) > scale.goodput(1.4, 1024) > scale.goodput(1.4, 2048)
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=FOLDER, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    between = at_scale.FAILURES.value * 3600 / 1024
+
+    def by(interval: int) -> float:
+        return 1 - 1.4 / interval - (interval / 2 + 600) / between
+
+    best = max(by(seconds) for seconds in range(10, 20000))
+    assert abs(at_scale.goodput(1.4, 1024) - best) < 1e-6, (at_scale.goodput(1.4, 1024), best)
+    assert at_scale.goodput(0.04, 1024) > at_scale.goodput(1.4, 1024) > at_scale.goodput(1.4, 2048)
 
 
 def test_traceml_is_told_each_step_and_its_model(tmp_path, monkeypatch):
@@ -100,13 +96,12 @@ def test_traceml_is_told_each_step_and_its_model(tmp_path, monkeypatch):
 
 
 def test_a_neighbour_that_was_not_planted_is_counted_apart_and_never_hidden():
-    code = """
-from planted_gains import Row, summary
-rows = [Row("data_bound", "", "data_bound"), Row("data_bound", "", "data_bound", neighbour_first=True),
-        Row(None, "", None), Row(None, "", None, neighbour_first=True, neighbour_alone=True)]
-text = summary(rows)
-assert "right: 4 of 4, of 1 kinds; healthy runs accused: 0 of 2" in text, text
-assert "counts as a mistake, first in 2: 2 of 4, healthy runs accused 1" in text, text
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=FOLDER, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    rows = [
+        Row("data_bound", "", "data_bound"),
+        Row("data_bound", "", "data_bound", neighbour_first=True),
+        Row(None, "", None),
+        Row(None, "", None, neighbour_first=True, neighbour_alone=True),
+    ]
+    text = summary(rows)
+    assert "right: 4 of 4, of 1 kinds; healthy runs accused: 0 of 2" in text
+    assert "counts as a mistake, first in 2: 2 of 4, healthy runs accused 1" in text

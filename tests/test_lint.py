@@ -31,31 +31,26 @@ FROZEN = """
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Where the modules lie, and what mypy keeps of the libraries from one to the next."""
-    return tmp_path_factory.mktemp("checked")
-
-
-def checked(folder, text: str) -> subprocess.CompletedProcess[str]:
-    """What mypy says of a module by the repository's own configuration."""
-    module = folder / "module.py"
-    module.write_text(textwrap.dedent(text))
+def checked(tmp_path_factory) -> subprocess.CompletedProcess[str]:
+    """What mypy says by the repository's own configuration of a module with that fault, and of the same without."""
+    folder = tmp_path_factory.mktemp("checked")
+    texts = {"faulty": FROZEN.format(precision="", value="")}
+    texts["sound"] = FROZEN.format(precision=", self.precision", value=", precision")
+    for name, text in texts.items():
+        (folder / f"{name}.py").write_text(textwrap.dedent(text))
     command = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", "--cache-dir", str(folder / "cache")]
-    return subprocess.run(
-        [*command, "--follow-imports", "silent", str(module)], cwd=ROOT, capture_output=True, text=True
-    )
+    command += ["--follow-imports", "silent", *(str(folder / f"{name}.py") for name in texts)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
-def test_an_attribute_that_is_read_and_never_set_is_found(folder):
-    done = checked(folder, FROZEN.format(precision="", value=""))
-    assert done.returncode == 1, done.stderr
-    [error] = re.findall(r"^.*error: (.*)$", done.stdout, re.MULTILINE)
+def test_an_attribute_that_is_read_and_never_set_is_found(checked):
+    assert checked.returncode == 1, checked.stderr
+    [error] = re.findall(r"^.*\bfaulty\.py:.*error: (.*)$", checked.stdout, re.MULTILINE)
     assert error == '"FrozenModel" has no attribute "precision"  [attr-defined]'
 
 
-def test_the_same_with_the_attribute_has_no_error(folder):
-    done = checked(folder, FROZEN.format(precision=", self.precision", value=", precision"))
-    assert done.returncode == 0, done.stdout
+def test_the_same_with_the_attribute_has_no_error(checked):
+    assert "sound.py" not in checked.stdout and "checked 2 source files" in checked.stdout, checked.stdout
 
 
 def test_lint_checks_both_folders_strictly():

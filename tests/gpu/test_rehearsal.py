@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -84,15 +85,25 @@ def test_every_check_runs_at_toy_sizes_up_to_its_first_line_for_a_gpu(parts, tmp
         assert len({line.count("|") - line.count("\\|") for line in columns.splitlines()}) == 1, columns
 
 
-@pytest.mark.parametrize("target, code", [("gpu", 2), ("gpu-if-any", 0)])
-def test_without_a_gpu_make_says_so_in_a_line(target, code, tmp_path):
-    done = subprocess.run(
-        ["make", target, f"PYTHON={sys.executable}"], cwd=ROOT, env=HIDDEN, capture_output=True, text=True
-    )
-    assert done.returncode == code, done.stderr
-    assert re.fullmatch(
-        r"no GPU here: torch \S+ finds no CUDA device, and every check of the GPU suite needs one\n", done.stdout
-    )
+NO_GPU = r"no GPU here: torch \S+ finds no CUDA device, and every check of the GPU suite needs one\n"
+
+
+def test_without_a_gpu_make_gpu_says_so_in_a_line_and_fails():
+    command = ["make", "gpu", f"PYTHON={sys.executable}"]
+    done = subprocess.run(command, cwd=ROOT, env=HIDDEN, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert re.fullmatch(NO_GPU, done.stdout)
+
+
+def test_without_a_gpu_make_gpu_if_any_says_so_in_a_line_and_ends_well(monkeypatch, capsys):
+    command = ["make", "--dry-run", "gpu-if-any", f"PYTHON={sys.executable}"]
+    planned = subprocess.run(command, cwd=ROOT, env=HIDDEN, capture_output=True, text=True, check=True)
+    _, *words = shlex.split(planned.stdout)
+    assert words[:2] == ["-m", "tests.gpu"]
+    monkeypatch.setattr(sys, "argv", words[1:])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert __main__.main() == 0
+    assert re.fullmatch(NO_GPU, capsys.readouterr().out)
 
 
 def test_a_check_that_fails_leaves_the_others_and_is_on_the_page(tmp_path, monkeypatch):
