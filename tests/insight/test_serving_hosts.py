@@ -43,13 +43,16 @@ def test_a_host_outside_the_training_groups_that_takes_steps_is_judged_all_the_s
     assert [host.name for host in evidence.hosts] == ["algo-1", "algo-2"]
 
 
-def test_a_run_of_two_groups_is_diagnosed_by_the_host_that_trains(script_job):
+def test_a_run_of_two_groups_is_diagnosed_by_the_host_that_trains(script_job, tmp_path):
     text = f"""
-import os, time
+import os, pathlib, time
+trained = pathlib.Path({str(tmp_path / "trained")!r})
 if os.environ["SM_CURRENT_INSTANCE_GROUP"] == "cpus":
-    time.sleep(4)
+    while not trained.exists():
+        time.sleep(0.05)
     raise SystemExit(0)
 {textwrap.dedent(TORCH_LOOP)}
+trained.touch()
 """
     groups = [{"name": name, "instance_type": "ml.m5.xlarge", "instance_count": 1} for name in ("cpus", "gpus")]
     compute = {"instance_groups": groups, "training_groups": ["gpus"]}
