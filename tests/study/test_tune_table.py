@@ -73,10 +73,13 @@ def test_ctrl_c_stops_the_trial_and_says_how_to_go_on(tmp_path, monkeypatch):
     assert run.state == "Stopped"
 
 
-def test_a_job_that_failed_as_it_is_runs_again(tmp_path, monkeypatch):
+def test_a_failed_job_runs_again_and_python_files_that_a_trial_writes_are_no_other_code(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    text = textwrap.dedent(slow_reads(samples=320, seconds=0))
-    (tmp_path / "train.py").write_text(f"import pathlib\nassert pathlib.Path('data').exists()\n{text}")
+    begin = "import pathlib, time\nassert pathlib.Path('data').exists()\n"
+    begin += "pathlib.Path('checkpoint').mkdir(exist_ok=True)\n"
+    begin += "pathlib.Path('checkpoint/modeling.py').write_text(str(time.time()))\n"
+    (tmp_path / "layers.py").touch()
+    (tmp_path / "train.py").write_text(begin + textwrap.dedent(slow_reads(samples=320, seconds=0)))
 
     def tune() -> Tuning:
         table = tmp_path / "trials.csv"
@@ -84,24 +87,10 @@ def test_a_job_that_failed_as_it_is_runs_again(tmp_path, monkeypatch):
 
     assert tune().failed
     (tmp_path / "data").touch()
-    assert not tune().failed and not tune().failed
-    assert len(launcher.runs()) == 2 and len(rows(tmp_path / "trials.csv")) == 1
-
-
-def test_python_files_that_a_trial_writes_are_no_other_code(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    written = "import pathlib\npathlib.Path('checkpoint').mkdir(exist_ok=True)\n"
-    written += "import time\npathlib.Path('checkpoint/modeling.py').write_text(str(time.time()))\n"
-    (tmp_path / "layers.py").touch()
-    (tmp_path / "train.py").write_text(written + textwrap.dedent(slow_reads(samples=320, seconds=0)))
-
-    def tune() -> Tuning:
-        table = tmp_path / "trials.csv"
-        return launcher.tune([sys.executable, "train.py"], trials=1, table=table, log=lambda line: None)
-
     assert not tune().failed and (tmp_path / "checkpoint/modeling.py").exists()
     (tmp_path / "checkpoint/modeling.py").write_text("as a later trial left it")
-    assert not tune().failed and len(launcher.runs()) == 1, "the same trial"
+    assert not tune().failed and len(launcher.runs()) == 2, "the same trial"
+    assert len(rows(tmp_path / "trials.csv")) == 1
     for change in (lambda: (tmp_path / "layers.py").write_text("depth = 24"), (tmp_path / "layers.py").unlink):
         change()
         with pytest.raises(launcher.UserError, match="trials of different code"):
