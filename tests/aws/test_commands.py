@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.prepare import prepare
+from launcher.prepare import photos, prepare, shapes
 from tests.conftest import ROOT, SLEEPER, as_in_a_terminal, thin_out
 
 HERE = [sys.executable, "-m", "launcher"]
@@ -26,23 +26,26 @@ def typed(*words: str, **options) -> subprocess.CompletedProcess:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A folder with the configs, their data, and the quickstart's teacher after a few steps."""
+def place(tmp_path_factory) -> Path:
+    """A folder with the configs."""
     folder = tmp_path_factory.mktemp("place")
     (folder / "configs").symlink_to(ROOT / "configs")
-    before = os.getcwd()
-    os.chdir(folder)
-    try:
-        prepare("digits", "data/digits")
-        prepare("shapes", "data/shapes")
-        prepare("photos", "data/photos")
-        thin_out(Path("data"), keep=40)
-    finally:
-        os.chdir(before)
-    environment = {**os.environ, "LAUNCHER_RUNS": str(folder / "runs")}
-    done = typed("run", "configs/quickstart_teacher.yaml", "--smoke", cwd=folder, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
     return folder
+
+
+@pytest.fixture(scope="module")
+def taught(place) -> None:
+    """In that folder the stories' data, and the quickstart's teacher after a few steps."""
+    with pytest.MonkeyPatch.context() as preparing:
+        preparing.chdir(place)
+        preparing.setattr(photos, "EACH", 54)
+        preparing.setattr(shapes, "IMAGES", 54)
+        for source in ("digits", "shapes", "photos"):
+            prepare(source, f"data/{source}")
+        thin_out(Path("data"), keep=40)
+    environment = {**os.environ, "LAUNCHER_RUNS": str(place / "runs")}
+    done = typed("run", "configs/quickstart_teacher.yaml", "--smoke", cwd=place, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +55,7 @@ def there(place, nobody, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("taught")
 @pytest.mark.parametrize("story", STORIES)
 def test_a_story_is_planned_priced_submitted_and_followed(story):
     config = f"configs/{story}.yaml"
