@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.commands import main
 from launcher.prepare import photos, prepare, shapes
 from tests.conftest import ROOT, SLEEPER, as_in_a_terminal, thin_out
 
@@ -119,16 +120,28 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("story", "change", "key", "fix"), BROKEN)
-def test_a_broken_variant_is_refused_with_what_to_do(story, change, key, fix):
-    done = typed("run", f"configs/{story}.yaml", "--on", "aws", change)
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    refusal = done.stderr[re.search(r"^\d+ mistakes? in", done.stderr, re.MULTILINE).start() :]  # behind the warnings
+def assert_refused(reported: str, key: str, fix: str) -> None:
+    """What a command reported names this mistake with what to do, and it is this mistake that refuses."""
+    assert "Traceback" not in reported
+    refusal = reported[re.search(r"^\d+ mistakes? in", reported, re.MULTILINE).start() :]  # behind the warnings
     mistakes = re.split(r"^  (?=\S)", refusal, flags=re.MULTILINE)[1:]
     assert any(text.startswith(f"{key}:") and fix in text for text in mistakes), refusal
     assert not any(text.startswith("online:") for text in mistakes), (
         "it is this mistake that refuses, not missing credentials"
     )
+
+
+@pytest.mark.parametrize(("story", "change", "key", "fix"), BROKEN)
+def test_a_broken_variant_is_refused_with_what_to_do(as_typed, capsys, story, change, key, fix):
+    assert main.main(["run", f"configs/{story}.yaml", "--on", "aws", change]) == 2
+    assert_refused(capsys.readouterr().err, key, fix)
+
+
+def test_the_status_of_a_refused_command_is_2():
+    story, change, key, fix = BROKEN[0]
+    refused = typed("run", f"configs/{story}.yaml", "--on", "aws", change)
+    assert refused.returncode == 2
+    assert_refused(refused.stderr, key, fix)
 
 
 @pytest.fixture
@@ -227,8 +240,16 @@ def test_a_command_behind_the_emulator_decides_its_exit_status():
     assert typed("emulate", "--", sys.executable, "-c", code).returncode == 7
     missing = typed("emulate", "--", "no-such-command")
     assert missing.returncode == 2 and "no such command" in missing.stderr
-    wrong = typed("emulate", "--price", "ml.m5.xlarge")
-    assert wrong.returncode == 2 and "NAME=VALUE" in wrong.stderr
-    for port in ("70000", "-1"):
-        wrong = typed("emulate", f"--port={port}")
-        assert wrong.returncode == 2 and f"--port: {port}" in wrong.stderr and "Traceback" not in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "reported"),
+    [
+        (["--price", "ml.m5.xlarge"], "NAME=VALUE"),
+        (["--port=70000"], "--port: 70000"),
+        (["--port=-1"], "--port: -1"),
+    ],
+)
+def test_options_that_no_emulator_can_have_are_refused(capsys, words, reported):
+    assert main.main(["emulate", *words]) == 2
+    assert reported in capsys.readouterr().err
