@@ -16,7 +16,9 @@ import pytest
 import launcher
 import tests.read_once  # noqa: F401 - imported for its effect
 from launcher.aws import follow, session
-from launcher.emulator import Emulator
+from launcher.emulator import Emulator, execution
+from launcher.emulator.hosts import Host, RunningHosts, log_file
+from launcher.emulator.training_job import TrainingJob
 from launcher.runner import run as running
 from tests.aws.jobs import with_a_script
 from tests.aws_calls import aws_calls  # noqa: F401 - a fixture
@@ -167,6 +169,34 @@ def sagemaker_job(connected, script_job):
 
 def started(job: launcher.Job, **options) -> launcher.Run:
     return launcher.run(launcher.plan(job, on="aws"), **options)
+
+
+class WaitingHosts(RunningHosts):
+    """In the place of a job's hosts and their processes: the script is ready, and ends once the job is stopped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = False
+
+    def start(self, job: TrainingJob, hosts: list[Host], *_: Any) -> None:
+        for host in hosts:
+            log_file(host).write_text("ready\n")
+        self.waits = True
+
+    def running(self) -> bool:
+        return self.waits
+
+    def terminate(self) -> None:
+        self.waits = False
+
+    def close(self, folder: Path) -> None:
+        self.waits = False
+
+
+@pytest.fixture
+def trains_until_stopped(monkeypatch) -> None:
+    """A job goes through its stages, trains until it is stopped, and starts no process: for tests of the client alone."""
+    monkeypatch.setattr(execution, "RunningHosts", WaitingHosts)
 
 
 def described(name: str) -> dict:

@@ -22,6 +22,8 @@ from launcher.runner.run_to_completion import run_to_completion
 from tests.aws.conftest import REGION, SLEEPS, described, lost, not_found, replacing, started
 from tests.conftest import exit_code, wait_until
 
+pytestmark = pytest.mark.usefixtures("trains_until_stopped")
+
 
 @pytest.fixture
 def plan(sagemaker_job) -> launcher.Plan:
