@@ -171,6 +171,24 @@ def started(job: launcher.Job, **options) -> launcher.Run:
     return launcher.run(launcher.plan(job, on="aws"), **options)
 
 
+class DoneHosts(RunningHosts):
+    """In the place of a job's hosts and their processes: the script has left a model and is done."""
+
+    def start(self, job: TrainingJob, hosts: list[Host], *_: Any) -> None:
+        for host in hosts:
+            log_file(host).write_text("done\n")
+            (host.base / "model/weights.txt").write_text("1 2 3")
+
+    def close(self, folder: Path) -> None:
+        """Nothing is left to end."""
+
+
+@pytest.fixture
+def done_at_once(monkeypatch) -> None:
+    """A job goes through its stages, leaves a model and starts no process: for tests of what the client does after a job."""
+    monkeypatch.setattr(execution, "RunningHosts", DoneHosts)
+
+
 class WaitingHosts(RunningHosts):
     """In the place of a job's hosts and their processes: the script is ready, and ends once the job is stopped."""
 

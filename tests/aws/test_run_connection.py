@@ -306,12 +306,6 @@ def refusing(monkeypatch) -> Refusing:
     return made
 
 
-WRITES_A_MODEL = """
-    import os, pathlib
-    pathlib.Path(os.environ["SM_MODEL_DIR"], "weights.txt").write_text("1 2 3")
-"""
-
-
 @pytest.mark.parametrize(
     ("status", "code", "message", "words"),
     [
@@ -321,10 +315,10 @@ WRITES_A_MODEL = """
     ],
 )
 def test_credentials_that_fail_during_the_download_do_not_lose_the_results(
-    sagemaker_job, refusing, status, code, message, words
+    sagemaker_job, done_at_once, refusing, status, code, message, words
 ):
     """S3 answers the HEAD request, with which a download begins, without a body: a bare 400 or 403."""
-    run = started(sagemaker_job(WRITES_A_MODEL))
+    run = started(sagemaker_job("print(1)\n"))
     refusing.head, refusing.identity = status, (code, message)
     wait_until(lambda: run.state == "Completed" or run.trouble, 120, "trouble")
     assert words in run.trouble and not run.folder.outcome.exists()
@@ -337,8 +331,10 @@ def test_credentials_that_fail_during_the_download_do_not_lose_the_results(
     ("status", "why"),
     [(400, "AWS gives no reason (Bad Request), as with expired credentials"), (403, "not allowed: Forbidden")],
 )
-def test_a_model_that_valid_credentials_may_not_fetch_ends_the_following(sagemaker_job, refusing, status, why):
-    run = started(sagemaker_job(WRITES_A_MODEL))
+def test_a_model_that_valid_credentials_may_not_fetch_ends_the_following(
+    sagemaker_job, done_at_once, refusing, status, why
+):
+    run = started(sagemaker_job("print(1)\n"))
     refusing.head = status
     assert run.wait(120) == "Completed" and not run.folder.model.exists()
     [not_saved] = run.outcome()["not_saved"]

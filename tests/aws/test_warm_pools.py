@@ -63,7 +63,7 @@ def test_a_stopped_job_says_that_its_hosts_stay_and_a_second_stop_ends_them(sage
     assert run.cost == pytest.approx(outcome["cost_usd"] + outcome["warm_pool_usd"])
 
 
-def test_the_bill_of_a_warm_pool_is_asked_for_until_its_hosts_are_gone(sagemaker_job, aws_calls, capsys):
+def test_the_bill_of_a_warm_pool_is_asked_for_until_its_hosts_are_gone(sagemaker_job, done_at_once, aws_calls, capsys):
     run = started(sagemaker_job("print('done')", compute={"keep_alive_minutes": 60}))
     assert run.wait(120) == "Completed"
     assert run.usd_after_end == pytest.approx(0.23), "an hour, as long as nobody knows better"
@@ -123,7 +123,7 @@ def test_the_end_of_a_run_whose_hosts_are_gone_tells_all_that_it_cost(tmp_path, 
 
 
 def test_where_sagemaker_does_not_answer_a_run_is_shown_without_the_bill_of_its_warm_pool(
-    sagemaker_job, aws_calls, capsys
+    sagemaker_job, done_at_once, aws_calls, capsys
 ):
     run = started(sagemaker_job("print('done')", compute={"keep_alive_minutes": 60}))
     assert run.wait(120) == "Completed"
@@ -145,7 +145,7 @@ def test_a_failed_jobs_hosts_stay_until_aws_lets_them_go(sagemaker_job, aws_call
     assert run.release().startswith(f"ended the warm pool of {run.name}: 1 host stayed for ")
 
 
-def test_a_run_without_a_warm_pool_asks_aws_for_nothing(sagemaker_job, aws_calls, capsys):
+def test_a_run_without_a_warm_pool_asks_aws_for_nothing(sagemaker_job, done_at_once, aws_calls, capsys):
     run = started(sagemaker_job("print('done')"))
     assert run.wait(120) == "Completed"
     asked = len(aws_calls.made)
