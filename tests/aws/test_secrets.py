@@ -15,12 +15,12 @@ from tests.aws.conftest import BUCKET, REGION, described, started
 
 VALUE = "s3cr3t-" + "x" * 20
 
-SHOWS = """
-    import os, subprocess, sys
-    length = "import os; print('length ' + str(len(os.environ['HF_TOKEN'])), flush=True)"
-    exec(length)
-    subprocess.run([sys.executable, "-c", length], check=True)
-"""
+
+def shows(*names: str) -> str:
+    """A script that prints how long these variables' values are, and starts a child that does the same."""
+    lengths = f"import os\nfor name in {names}:\n    print(name + ' ' + str(len(os.environ[name])), flush=True)\n"
+    child = "subprocess.run([sys.executable, '-c', lengths], check=True)"
+    return f"import subprocess, sys\nlengths = {lengths!r}\nexec(lengths)\n{child}\n"
 
 
 @pytest.fixture
@@ -49,21 +49,24 @@ def _holds(content: bytes) -> bool:
     return VALUE.encode() in content + unpacked
 
 
-@pytest.mark.parametrize("secret", ["plain", "arn", "field"])
-def test_a_job_reads_its_secrets_itself_and_only_their_names_travel(sagemaker_job, stored, secret):
-    given = {
-        "plain": {"secretsmanager": "plain"},
-        "arn": {"secretsmanager": stored["plain"]},
-        "field": {"secretsmanager": "fields", "key": "token"},
-    }[secret]
-    plan = launcher.plan(sagemaker_job(SHOWS, secrets={"HF_TOKEN": given}), on="aws")
-    assert plan.errors == () and "HF_TOKEN" not in plan.request.get("Environment", {})
-    assert "secret      HF_TOKEN: " in str(plan) and "of AWS Secrets Manager" in str(plan)
-    [unknown] = [issue for issue in plan.issues if issue.key == "secrets.HF_TOKEN"]
-    assert unknown.level == "not checked" and "secretsmanager:GetSecretValue" in unknown.found
+def test_a_job_reads_its_secrets_itself_and_only_their_names_travel(sagemaker_job, stored):
+    secrets = {
+        "HF_TOKEN": {"secretsmanager": "plain"},
+        "BY_ARN": {"secretsmanager": stored["plain"]},
+        "OF_A_FIELD": {"secretsmanager": "fields", "key": "token"},
+    }
+    plan = launcher.plan(sagemaker_job(shows(*secrets), secrets=secrets), on="aws")
+    assert plan.errors == () and not secrets.keys() & plan.request.get("Environment", {}).keys()
+    for name in secrets:
+        [printed] = [line for line in str(plan).splitlines() if line.startswith(f"  secret      {name}: ")]
+        assert printed.endswith(" of AWS Secrets Manager")
+        [unknown] = [issue for issue in plan.issues if issue.key == f"secrets.{name}"]
+        assert unknown.level == "not checked" and "secretsmanager:GetSecretValue" in unknown.found
     run = launcher.run(plan)
     assert run.wait(120) == "Completed", run.outcome()
-    assert [line for _, line in run.logs()].count(f"length {len(VALUE)}") == 2, "a child inherits it"
+    lines = [line for _, line in run.logs()]
+    for name in secrets:
+        assert lines.count(f"{name} {len(VALUE)}") == 2, "a child inherits it"
     assert holding(run) == [] and VALUE not in json.dumps(described(run.name), default=str)
 
 
@@ -99,7 +102,7 @@ def test_a_job_whose_secret_cannot_be_read_ends_at_once_and_names_it(sagemaker_j
 
 
 def test_a_replay_of_a_job_reads_its_secrets_again(sagemaker_job, stored):
-    first = started(sagemaker_job(SHOWS, secrets={"HF_TOKEN": {"secretsmanager": "plain"}}))
+    first = started(sagemaker_job(shows("HF_TOKEN"), secrets={"HF_TOKEN": {"secretsmanager": "plain"}}))
     assert first.wait(120) == "Completed"
     plan = launcher.replay(first.name)
     assert plan.errors == () and [file.path for file in plan.files].count(python_start.FILE) == 1
