@@ -260,16 +260,22 @@ CASES = (
     ),
     Case(
         "communication_bound",
-        "45 MB",
-        {"model": "resnet18", "image_size": 32, "global_batch_size": 8, **QUICK_UPDATE},
+        "86 MB",
+        {
+            "model": "vit_small_patch16_224",
+            "model_options": {"img_size": 32},
+            "image_size": 32,
+            "global_batch_size": 8,
+            **QUICK_UPDATE,
+        },
         ranks=2,
         threads=1,
     ),
     Case(
         "communication_bound",
-        "86 MB",
+        "343 MB",
         {
-            "model": "vit_small_patch16_224",
+            "model": "vit_base_patch16_224",
             "model_options": {"img_size": 32},
             "image_size": 32,
             "global_batch_size": 8,

@@ -63,16 +63,29 @@ def test_the_rank_that_waits_least_says_what_the_exchange_takes():
 
 def test_half_the_bytes_are_expected_to_take_half_as_long():
     phases = {**STEP, "grad_sync": 0.4}
-    found = finding("communication_bound", phases=phases)
+    found = finding("communication_bound", phases=phases, gpu=60)
     assert str(found.fixes[0]).startswith("hyperparameters.gradient_compression=bf16")
     assert found.gain.expected.value == pytest.approx(1.25)  # 1 / (1 - 0.4 / 2)
 
 
 @pytest.mark.parametrize("changed", [{"settings": {"gradient_compression": "bf16"}}, {"facts": {"backend": "smddp"}}])
 def test_what_compresses_already_or_cannot_is_not_told_to(changed):
-    found = finding("communication_bound", phases={**STEP, "grad_sync": 0.4}, **changed)
+    found = finding("communication_bound", phases={**STEP, "grad_sync": 0.4}, gpu=60, **changed)
     assert "gradient_compression" not in str(found.fixes) and found.gain.expected is None
     assert str(found.fixes[0]).startswith("hyperparameters.global_batch_size=512 (now 256)")
+
+
+def test_processes_on_the_cores_of_one_machine_are_not_told_to_compress():
+    """A cast takes their cores, and the exchange goes through memory. On several hosts, and on GPUs, half the bytes help."""
+    phases = {"data_wait": 0.01, "student_forward": 0.23, "backward": 0.56, "optimizer": 0.2, "grad_sync": 0.3}
+    planted = {"phases": phases, "facts": {"device": "cpu"}}
+    found = finding("communication_bound", **planted)
+    assert str(found.fixes[0]).startswith("hyperparameters.global_batch_size=512 (now 256)")
+    assert "gradient_compression" not in str(found.fixes)
+    assert found.share == pytest.approx(0.3) and found.gain.expected.value == pytest.approx(1 / (1 - (0.3 + 0.2) / 2))
+    for others in ({"ranks": {0: {}, 1: {}}, "ranks_per_host": 1}, {"facts": {"device": "cuda"}, "gpu": 60}):
+        found = finding("communication_bound", **{**planted, **others})
+        assert str(found.fixes[0]).startswith("hyperparameters.gradient_compression=bf16"), others
 
 
 def test_one_process_has_no_exchange_and_no_slow_rank():

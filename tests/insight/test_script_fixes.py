@@ -385,8 +385,10 @@ def test_workers_that_start_with_every_epoch_stay(made, workers, advised):
 )
 def test_gradients_are_compressed_by_a_hook_of_ddp(name, advised):
     parts = [part("data_parallel", 25, "model = DDP(model)", **{"class": name})] if name else []
-    said = reported(*parts, kind="communication_bound")
+    said = reported(*parts, kind="communication_bound", planted={"gpu": 60})
     assert said.startswith("register_comm_hook") == advised and ("at train.py:25: half the bytes" in said) == advised
+    on_cores = fixes(*parts, kind="communication_bound")
+    assert not any("register_comm_hook" in str(fix) for fix in on_cores), "memory that processes share is no network"
 
 
 def test_a_number_that_is_read_at_every_step_is_read_less_often():

@@ -47,7 +47,12 @@ def communication(evidence: Evidence) -> Answer:
     if missing > 0:
         why = f"whether it is a wait for {_ranks_not_measured(evidence, len(shares))} is not known"
     fixes, gain = [], bounded(share, f"{amdahl(share)}; {why}")
-    if settings.get("gradient_compression") == "none" and evidence.facts.get("backend") != "smddp":
+    if in_one_memory(evidence) and missing <= 0:
+        halved = share + (evidence.share("optimizer") or 0.0) * evidence.steps_part
+        formula = f"half as many exchanges and updates of the weights per image: 1 / (1 - {halved:.2f} / 2)"
+        gain = estimated(evidence, "communication_bound", halved, 1 - halved / 2, formula)
+    compresses = settings.get("gradient_compression") != "none" or evidence.facts.get("backend") == "smddp"
+    if not compresses and not in_one_memory(evidence):
         fixes.append(
             Fix(setting="hyperparameters.gradient_compression", value="bf16", now="none", why="half the bytes")
         )
@@ -76,6 +81,12 @@ def communication(evidence: Evidence) -> Answer:
         fixes=tuple(fixes),
         gain=gain,
     )
+
+
+def in_one_memory(evidence: Evidence) -> bool:
+    """Whether all processes run on the cores of one machine: they exchange through its memory, and a cast to half the bytes, which takes
+    their cores, makes steps longer (docs/results/diagnosis.md)."""
+    return not evidence.on_gpu and len(evidence.hosts) == 1
 
 
 def slow_rank(evidence: Evidence) -> Answer:

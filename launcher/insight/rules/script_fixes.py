@@ -13,6 +13,7 @@ from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding, Fix, percent
 from launcher.insight.gains import of_other_fixes
 from launcher.insight.rules.feeding import larger_parts
+from launcher.insight.rules.processes import in_one_memory
 from launcher.insight.script import Address, Part, SampledLine, Script
 from launcher.show.text import listed
 
@@ -308,7 +309,7 @@ def _evaluation_loader(finding: Finding, evidence: Evidence, script: Script) -> 
 
 def _exchange(finding: Finding, evidence: Evidence, script: Script) -> list[Fix]:
     made = script.part("data_parallel")
-    if made is None or made.values.get("class") != "DistributedDataParallel":
+    if made is None or made.values.get("class") != "DistributedDataParallel" or in_one_memory(evidence):
         return []
     hook = "register_comm_hook(None, default_hooks.bf16_compress_hook)"
     return [replace(_note(f"{hook} on the model of {_code(made.at)}", made.at), why="half the bytes")]
