@@ -9,7 +9,7 @@ import numpy as np
 from launcher.insight import windows
 from launcher.insight.answers import Answer, DoesNotApply, NotMeasured
 from launcher.insight.evidence import Evidence
-from launcher.insight.findings import NOTICEABLE, Finding, Fix, percent
+from launcher.insight.findings import NOTICEABLE, Finding, Fix, Gain, percent
 from launcher.insight.gains import amdahl, bounded, estimated
 from launcher.insight.measurements import Steps
 from launcher.insight.phases import NO_PHASE
@@ -48,9 +48,7 @@ def communication(evidence: Evidence) -> Answer:
         why = f"whether it is a wait for {_ranks_not_measured(evidence, len(shares))} is not known"
     fixes, gain = [], bounded(share, f"{amdahl(share)}; {why}")
     if in_one_memory(evidence) and missing <= 0:
-        halved = share + (evidence.share("optimizer") or 0.0) * evidence.steps_part
-        formula = f"half as many exchanges and updates of the weights per image: 1 / (1 - {halved:.2f} / 2)"
-        gain = estimated(evidence, "communication_bound", halved, 1 - halved / 2, formula)
+        gain = _of_twice_the_images(evidence, share)
     compresses = settings.get("gradient_compression") != "none" or evidence.facts.get("backend") == "smddp"
     if not compresses and not in_one_memory(evidence):
         fixes.append(
@@ -87,6 +85,23 @@ def in_one_memory(evidence: Evidence) -> bool:
     """Whether all processes run on the cores of one machine: they exchange through its memory, and a cast to half the bytes, which takes
     their cores, makes steps longer (docs/results/diagnosis.md)."""
     return not evidence.on_gpu and len(evidence.hosts) == 1
+
+
+def _of_twice_the_images(evidence: Evidence, share: float) -> Gain:
+    """The gain of a batch of twice the images, which takes between as long as one batch now and, but for its exchange and its update of the
+    weights, twice as long.
+
+    Args:
+        share: of the run in which steps wait for the exchange.
+    """
+    once = share + (evidence.share("optimizer") or 0.0) * evidence.steps_part
+    least, most = 1 - evidence.steps_part / 2, 1 - once / 2
+    formula = (
+        f"a step with twice the images takes as long at best and, apart from its exchange and its optimizer, twice as long at worst: "
+        f"1 / sqrt({most:.2f} · {least:.2f})"
+    )
+    left, unsure = math.sqrt(most * least), math.sqrt(most / least)
+    return estimated(evidence, "communication_bound", evidence.steps_part / 2, left, formula, unsure)
 
 
 def slow_rank(evidence: Evidence) -> Answer:
