@@ -18,7 +18,7 @@
 # make at-scale     KT's job on up to 1,024 GPUs, on paper: steps, the input's bandwidth, failures, and what each number rests on (a second)
 # make bench-input  what an image costs by each way of preprocessing beside torchvision's, SPDL's and DALI's, fidelity, and memory over time
 # make bench-insight    what the system monitor and the observer cost, and how fast the files are read
-# make bench-planted    a run with a bottleneck of each kind, its diagnosis, and what the fix brought (about 80 minutes)
+# make bench-planted    a run with a bottleneck of each kind, its diagnosis, and what the fix brought (about 90 minutes)
 # make bench-planted-busy    the same runs and their diagnoses, without the fixes, beside a program that computes all the time (about 95 minutes)
 # make bench-planted-others    the harsher ones watched by TraceML and gpuprof, and judged by Debugger's rules (about two hours)
 # make bench-planted-foreign    the same kinds in scripts that know nothing of the kit: plain PyTorch, Lightning, Trainer, and on a simulated accelerator
