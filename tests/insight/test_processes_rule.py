@@ -86,6 +86,12 @@ def test_processes_on_the_cores_of_one_machine_are_not_told_to_compress():
     assert found.share == pytest.approx(0.3)
     assert found.gain.expected.value == pytest.approx((worst * best) ** 0.5)
     assert found.gain.expected.low < worst < best < found.gain.expected.high
+    paused = Evidence(plant(**{**planted, "ranks": 2, "noise": 0.0, "checkpoint": (20, 8.0)}))
+    [of_steps] = [one for one in judge(paused).findings if one.kind == "communication_bound"]
+    part = paused.steps_part
+    assert part < 0.8 and of_steps.share == pytest.approx(0.3 * part)
+    assert of_steps.gain.share == pytest.approx(part / 2), "half of the time in steps, and none of that in checkpoints"
+    assert of_steps.gain.expected.value == pytest.approx(((1 - 0.5 * part / 2) * (1 - part / 2)) ** -0.5)
     for others in ({"ranks": {0: {}, 1: {}}, "ranks_per_host": 1}, {"facts": {"device": "cuda"}, "gpu": 60}):
         found = finding("communication_bound", **{**planted, **others})
         assert str(found.fixes[0]).startswith("hyperparameters.gradient_compression=bf16"), others
