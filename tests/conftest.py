@@ -59,7 +59,7 @@ def thin_out(folder: Path, keep: int) -> None:
 
 
 def copy_few(source: Path, target: Path, keep: int) -> None:
-    """Copy the first so many files of every folder."""
+    """Copy a folder, with the first `keep` files of each folder in it."""
 
     def others(place: str, names: list[str]) -> list[str]:
         return sorted(name for name in names if os.path.isfile(os.path.join(place, name)))[keep:]

@@ -29,7 +29,7 @@ HEAVY = {"model": "resnet18", "image_size": 128, "max_steps": 30}
 """So much compute that nothing else shows."""
 
 QUICK_UPDATE = {"optimizer": "sgd", "max_grad_norm": None}
-"""With few images a process, AdamW or clipping takes longer than the exchange, so that the batch would rightly come first."""
+"""With few images a process, clipping and updating the weights take longer than the exchange, and the batch would rightly come first."""
 
 TEACHER = {"model": "resnet34"}
 

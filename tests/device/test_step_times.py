@@ -24,7 +24,7 @@ from training.settings.scripts import TrainingSettings
 from training.tasks.classification import Classification
 
 from tests.device.stand_in import streams
-from tests.entrypoints.test_loop import StopsAt, network, run
+from tests.entrypoints.test_loop import StopsAt, Trained, network, run
 
 HOST, FORWARD, TEACHER = 0.005, 0.06, 0.04
 """Seconds of a step: the host's work, and what the device does in two phases."""
@@ -70,13 +70,9 @@ def work(seconds: float) -> None:
     torch.gpu._sleep(round(seconds * 1e9))
 
 
-def lines(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "data/timeline-0.jsonl").read_text().splitlines()]
+def ahead(clock: Clock) -> type[Classification]:
+    """A task whose host is far ahead of the device."""
 
-
-def test_windows_with_checkpoints_and_ends_of_epochs_have_the_devices_step_and_the_pauses_are_no_longer(
-    gpu: torch.device, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
     class Ahead(Classification):
         def __call__(self, batch: Any) -> Iterator[Any]:
             clock.sleep(HOST)
@@ -87,6 +83,21 @@ def test_windows_with_checkpoints_and_ends_of_epochs_have_the_devices_step_and_t
                 work(FORWARD)
             yield losses
 
+    return Ahead
+
+
+def run_on(gpu: torch.device, folder: Path, **values: Any) -> Trained:
+    """As `run`, by one process on the stand-in GPU."""
+    return run(folder, world=World(0, 1, 0, gpu, "none", "test"), precision="fp32", num_workers=0, **values)
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "data/timeline-0.jsonl").read_text().splitlines()]
+
+
+def test_windows_with_checkpoints_and_ends_of_epochs_have_the_devices_step_and_the_pauses_are_no_longer(
+    gpu: torch.device, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     save = Checkpoints.save
 
     def slow_save(*given: Any, **named: Any) -> None:
@@ -94,14 +105,12 @@ def test_windows_with_checkpoints_and_ends_of_epochs_have_the_devices_step_and_t
         save(*given, **named)
 
     monkeypatch.setattr(Checkpoints, "save", slow_save)
-    trained = run(
+    trained = run_on(
+        gpu,
         tmp_path,
-        world=World(0, 1, 0, gpu, "none", "test"),
         plain=True,
-        task=Ahead,
+        task=ahead(clock),
         begin_evaluation=lambda: clock.sleep(EVALUATION),
-        precision="fp32",
-        num_workers=0,
         epochs=9,  # of five steps
         evaluate_every=3,
         log_every=10,
@@ -140,12 +149,6 @@ def test_windows_with_checkpoints_and_ends_of_epochs_have_the_devices_step_and_t
 def test_the_device_goes_on_while_a_late_metric_line_is_read(
     gpu: torch.device, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
 ):
-    class Ahead(Classification):
-        def __call__(self, batch: Any) -> Iterator[Any]:
-            clock.sleep(HOST)
-            work(DEVICE)
-            yield from super().__call__(batch)
-
     printed, report = [], Reporter.metrics
 
     def slow_report(reporter: Reporter, epoch: int, epochs: int, step: int, *rest: Any) -> None:
@@ -154,13 +157,11 @@ def test_the_device_goes_on_while_a_late_metric_line_is_read(
         report(reporter, epoch, epochs, step, *rest)
 
     monkeypatch.setattr(Reporter, "metrics", slow_report)
-    trained = run(
+    trained = run_on(
+        gpu,
         tmp_path,
-        world=World(0, 1, 0, gpu, "none", "test"),
         plain=True,
-        task=Ahead,
-        precision="fp32",
-        num_workers=0,
+        task=ahead(clock),
         epochs=2,  # of five steps
         evaluate_every=2,
         log_every=2,
@@ -183,12 +184,10 @@ def test_late_lines_come_before_a_stop_and_at_an_epochs_end(
     gpu: torch.device, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     """Five steps make an epoch, without a checkpoint or an evaluation after the first."""
-    stopped = run(
+    stopped = run_on(
+        gpu,
         tmp_path,
-        world=World(0, 1, 0, gpu, "none", "test"),
         task=StopsAt,  # the seventh
-        precision="fp32",
-        num_workers=0,
         evaluate_every=3,
         checkpoint_every=100,
         log_every=5,
@@ -214,12 +213,10 @@ def test_a_loss_that_is_not_finite_ends_a_run_with_late_lines_one_step_later(
             yield {**losses, "loss": losses["loss"] * (float("nan") if len(seen) == 4 else 1.0)}
 
     with pytest.raises(FloatingPointError, match="the loss is nan at step 4"):
-        run(
+        run_on(
+            gpu,
             tmp_path,
-            world=World(0, 1, 0, gpu, "none", "test"),
             task=Diverges,
-            precision="fp32",
-            num_workers=0,
             log_every=1,
             late_metrics=late,
         )

@@ -8,6 +8,7 @@ import pytest
 
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding
+from launcher.insight.gains import in_steps
 from launcher.insight.phases import NO_PHASE
 from launcher.insight.report import Report
 from launcher.insight.rules.table import judge
@@ -88,11 +89,16 @@ def test_processes_on_the_cores_of_one_machine_are_not_told_to_compress():
     assert found.gain.expected.low < worst < best < found.gain.expected.high
     paused = Evidence(plant(**{**planted, "ranks": 2, "noise": 0.0, "checkpoint": (20, 8.0)}))
     [of_steps] = [one for one in judge(paused).findings if one.kind == "communication_bound"]
-    part = paused.steps_part
+    part = in_steps(paused)
     assert part < 0.8 and of_steps.share == pytest.approx(0.3 * part)
     assert of_steps.gain.share == pytest.approx(part / 2), "half of the time in steps, and none of that in checkpoints"
-    assert of_steps.gain.expected.value == pytest.approx(((1 - 0.5 * part / 2) * (1 - part / 2)) ** -0.5)
-    for others in ({"ranks": {0: {}, 1: {}}, "ranks_per_host": 1}, {"facts": {"device": "cuda"}, "gpu": 60}):
+    assert of_steps.gain.expected.value == pytest.approx(1 / (1 - part * (1 - (0.75 * 0.5) ** 0.5)))
+    of_four = {
+        "device": "cpu",
+        "world_size": 4,
+    }  # on nodes that are watched one by one: a record has its own node alone
+    several = ({"ranks": {0: {}, 1: {}}, "ranks_per_host": 1}, {"facts": of_four})
+    for others in (*several, {"facts": {"device": "cuda"}, "gpu": 60}):
         found = finding("communication_bound", **{**planted, **others})
         assert str(found.fixes[0]).startswith("hyperparameters.gradient_compression=bf16"), others
 

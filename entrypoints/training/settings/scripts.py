@@ -98,7 +98,7 @@ class TrainingSettings:
     late_metrics: bool = setting(False, on_resume="may change")
     """On a GPU, read a metric line's losses and times when the next step is submitted, which the GPU computes meanwhile; before a
     checkpoint, an evaluation, a stop and the end of an epoch, at once. A loss that is not finite may then be noticed a step later, and a
-    run that fails in that step lacks the line. Not measured on a GPU yet."""
+    run that fails in that step lacks the line. The labelling scripts read all at once. Not measured on a GPU yet."""
     evaluate_every: int = setting(1, at_least=1, on_resume="may change")
     """Epochs between evaluations on the validation images. One always follows the last step."""
     checkpoint_every: int | None = setting(None, at_least=1, on_resume="may change")

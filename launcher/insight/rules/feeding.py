@@ -136,8 +136,9 @@ def fixed_cost(evidence: Evidence) -> Answer:
         ),
         cause="the optimizer takes the same time for any number of images",
         fixes=(larger_batch(evidence, LARGER, "scale learning_rate and the warm-up with it"),),
-        gain=_of_larger_batch(
+        gain=of_larger_batch(
             evidence,
+            "small_batch",
             LARGER,
             math.sqrt(most * least),
             f"a step with {LARGER} times the images, {at_once:.0f} times as many at once, takes {LARGER * least:.2f} times as "
@@ -148,16 +149,17 @@ def fixed_cost(evidence: Evidence) -> Answer:
     )
 
 
-def _of_larger_batch(evidence: Evidence, factor: float, left: float, said: str, unsure: float = 1.0) -> Gain:
+def of_larger_batch(evidence: Evidence, kind: str, factor: float, left: float, said: str, unsure: float = 1.0) -> Gain:
     """The gain of `factor` times the images at once.
 
     Args:
+        kind: of the finding.
         left: time per image in a step, over that before.
         unsure: the factor, either way, by which it may be off.
     """
     steps = in_steps(evidence)  # the first steps and the slow ones too: all become fewer
     after = 1 - steps * (1 - left)
-    return estimated(evidence, "small_batch", (1 - 1 / factor) * steps, after, said, unsure)
+    return estimated(evidence, kind, (1 - 1 / factor) * steps, after, said, unsure)
 
 
 def larger_batch(evidence: Evidence, factor: int, why: str) -> Fix:
@@ -331,8 +333,9 @@ def _small_batch(evidence: Evidence, lost: float) -> Finding:
         fixes=tuple(fixes),
         gain=bounded(share)
         if evidence.gpu_idle is None or not evidence.ranks or factor == 1
-        else _of_larger_batch(
+        else of_larger_batch(
             evidence,
+            "small_batch",
             factor,
             max(1 / factor, 1 - evidence.gpu_idle),
             f"{factor} times the images at once need no more launches, and the GPU is busy {percent(1 - evidence.gpu_idle)} of the time: "

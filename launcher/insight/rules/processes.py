@@ -13,7 +13,7 @@ from launcher.insight.findings import NOTICEABLE, Finding, Fix, Gain, percent
 from launcher.insight.gains import amdahl, bounded, estimated
 from launcher.insight.measurements import Steps
 from launcher.insight.phases import NO_PHASE
-from launcher.insight.rules.feeding import larger_batch
+from launcher.insight.rules.feeding import larger_batch, of_larger_batch
 from launcher.show.text import listed
 
 SHARED_PHASES = ("grad_sync", "backward", "buffer_sync")
@@ -47,10 +47,9 @@ def communication(evidence: Evidence) -> Answer:
     if missing > 0:
         why = f"whether it is a wait for {_ranks_not_measured(evidence, len(shares))} is not known"
     fixes, gain = [], bounded(share, f"{amdahl(share)}; {why}")
-    if in_one_memory(evidence) and missing <= 0:
-        gain = _of_twice_the_images(evidence, share)
-    compresses = settings.get("gradient_compression") != "none" or evidence.facts.get("backend") == "smddp"
-    if not compresses and not in_one_memory(evidence):
+    if in_one_memory(evidence):
+        gain = gain if missing > 0 else _of_twice_the_images(evidence, least)
+    elif settings.get("gradient_compression") == "none" and evidence.facts.get("backend") != "smddp":
         fixes.append(
             Fix(setting="hyperparameters.gradient_compression", value="bf16", now="none", why="half the bytes")
         )
@@ -83,25 +82,26 @@ def communication(evidence: Evidence) -> Answer:
 
 def in_one_memory(evidence: Evidence) -> bool:
     """Whether all processes run on the cores of one machine: they exchange through its memory, and a cast to half the bytes, which takes
-    their cores, makes steps longer (docs/results/diagnosis.md)."""
-    return not evidence.on_gpu and len(evidence.hosts) == 1
+    their cores, makes steps longer (docs/results/diagnosis.md). A record may lack the ranks of other hosts."""
+    known = len(evidence.ranks) >= (evidence.world_size or 1)
+    return known and not evidence.on_gpu and len({steps.host for steps in evidence.ranks}) == 1
 
 
-def _of_twice_the_images(evidence: Evidence, share: float) -> Gain:
-    """The gain of a batch of twice the images, which takes between as long as one batch now and, but for its exchange and its update of the
-    weights, twice as long.
-
-    Args:
-        share: of the run in which steps wait for the exchange.
+def _of_twice_the_images(evidence: Evidence, exchange: float) -> Gain:
     """
-    once = share + (evidence.share("optimizer") or 0.0) * evidence.steps_part
-    least, most = 1 - evidence.steps_part / 2, 1 - once / 2
-    formula = (
-        f"a step with twice the images takes as long at best and, apart from its exchange and its optimizer, twice as long at worst: "
-        f"1 / sqrt({most:.2f} · {least:.2f})"
+    Args:
+        exchange: share of a step in which it waits for the exchange.
+    """
+    least, most = 1 / 2, 1 - (exchange + (evidence.share("optimizer") or 0.0)) / 2
+    return of_larger_batch(
+        evidence,
+        "communication_bound",
+        2,
+        math.sqrt(most * least),
+        "a step with twice the images takes as long at best and, apart from its exchange and its optimizer, twice as long at worst: "
+        f"1 / sqrt({most:.2f} · {least:.2f})",
+        unsure=math.sqrt(most / least),
     )
-    left, unsure = math.sqrt(most * least), math.sqrt(most / least)
-    return estimated(evidence, "communication_bound", evidence.steps_part / 2, left, formula, unsure)
 
 
 def slow_rank(evidence: Evidence) -> Answer:
