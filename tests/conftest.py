@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import functools
 import gc
 import os
 import shutil
@@ -24,7 +23,6 @@ import pytest
 import launcher
 from launcher.commands import foreground, main
 from launcher.commands.exit_codes import INTERRUPTED
-from launcher.planner.made_folders import image_counts, recorded
 from launcher.prepare import prepare
 
 ROOT = Path(__file__).parents[1]
@@ -108,23 +106,31 @@ def job_of(source: Path, text: str, **values) -> launcher.Job:
 
 
 @pytest.fixture(scope="session")
-def prepared(request, tmp_path_factory) -> Callable[[str], Path]:
-    """Gives the folder that `launcher prepare` makes of `digits`, `photos` or `shapes`. It is one for the tests of all of pytest's workers,
+def made_once(request, tmp_path_factory) -> Callable[[str, Callable[[Path], object]], Path]:
+    """Gives a folder that the first of pytest's workers that asks for it makes: `made_once("digits", make)`. It is one for all of them,
     so nothing is changed in it."""
     own = tmp_path_factory.getbasetemp()
     # pytest-xdist's workers have folders of their own, in one folder
     place = (own.parent if hasattr(request.config, "workerinput") else own) / "made-once"
     place.mkdir(exist_ok=True)
 
-    @functools.cache
-    def made(source: str) -> Path:
-        with open(place / f"{source}.lock", "w") as lock:
+    def made(name: str, make: Callable[[Path], object]) -> Path:
+        folder, done = place / name, place / f"{name}.done"
+        with open(place / f"{name}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not image_counts(recorded(place / source)):
-                prepare(source, place / source, jobs=1)
-        return place / source
+            if not done.exists():
+                shutil.rmtree(folder, ignore_errors=True)  # of a worker that failed
+                make(folder)
+                done.touch()
+        return folder
 
     return made
+
+
+@pytest.fixture(scope="session")
+def prepared(made_once) -> Callable[[str], Path]:
+    """Gives the folder that `launcher prepare` makes of `digits`, `photos` or `shapes`, once for all of pytest's workers."""
+    return lambda source: made_once(source, lambda folder: prepare(source, folder, jobs=1))
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -38,36 +39,39 @@ MANY_RUNS = ("PreprocessingStudy", "ScalingStudy", "preprocessing", "scaling", "
 """Examples that start several runs, or one that is measured."""
 
 
-@pytest.fixture(scope="module")
-def place(prepared, tmp_path_factory) -> Path:
-    """A folder with the configs and some of their data."""
-    folder = tmp_path_factory.mktemp("examples")
-    (folder / "configs").symlink_to(ROOT / "configs")
-    for source, keep in (("digits", 12), ("photos", 16), ("shapes", 16)):  # a batch and few more
-        copy_few(prepared(source), folder / "data" / source, keep)
-    (folder / "data" / "cutouts").symlink_to("shapes")  # whose pictures a package of Debian's brings
-    (folder / "data" / "stamps").symlink_to("photos")  # as these
-    (folder / "data" / "dinov2-small").mkdir()
-    (folder / "data" / "dinov2-small" / "model.safetensors").touch()  # a package's, of 90 MB
-    (folder / "data" / "stamps-unlabelled").mkdir()
-    (folder / "data" / "stamps-unlabelled" / "unlabelled").symlink_to("../stamps/train")
-    filled(folder / "bank", precision="int8")
-    fill_pixels(folder / "pixel_bank")
-    return folder
+FIRST = "first.txt"
+"""What does not hold of the package's own example."""
 
 
 @pytest.fixture(scope="module")
-def first(place) -> str:
-    """What does not hold of the package's own example, whose run of the quickstart's teacher other examples show."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("LAUNCHER_DEFAULTS", raising=False)
-        patch.setenv("LAUNCHER_RUNS", str(place / "runs"))
-        patch.chdir(place)
-        return tried("launcher")
+def place(prepared, made_once, tmp_path_factory) -> Path:
+    """A folder with the configs, some of their data, and the run of the package's own example, which other examples show."""
+
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        (folder / "configs").symlink_to(ROOT / "configs")
+        for source, keep in (("digits", 12), ("photos", 16), ("shapes", 16)):  # a batch and few more
+            copy_few(prepared(source), folder / "data" / source, keep)
+        (folder / "data" / "cutouts").symlink_to("shapes")  # whose pictures a package of Debian's brings
+        (folder / "data" / "stamps").symlink_to("photos")  # as these
+        (folder / "data" / "dinov2-small").mkdir()
+        (folder / "data" / "dinov2-small" / "model.safetensors").touch()  # a package's, of 90 MB
+        (folder / "data" / "stamps-unlabelled").mkdir()
+        (folder / "data" / "stamps-unlabelled" / "unlabelled").symlink_to("../stamps/train")
+        filled(folder / "bank", precision="int8")
+        fill_pixels(folder / "pixel_bank")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv("LAUNCHER_DEFAULTS", raising=False)
+            patch.setenv("LAUNCHER_RUNS", str(folder / "runs"))
+            patch.chdir(folder)
+            (folder / FIRST).write_text(tried("launcher"))
+
+    folder = tmp_path_factory.mktemp("examples") / "place"
+    return shutil.copytree(made_once("examples", make), folder, symlinks=True)
 
 
 @pytest.fixture
-def there(place, first, monkeypatch, tmp_path) -> Path:
+def there(place, monkeypatch, tmp_path) -> Path:
     """That folder as the current one, a run of the quickstart's teacher, and no credentials of whoever runs the tests."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
@@ -103,7 +107,7 @@ def public() -> list:
 
 
 @pytest.mark.parametrize("name", public())
-def test_the_example_in_a_docstring_runs(name, there, first, monkeypatch, tmp_path):
+def test_the_example_in_a_docstring_runs(name, there, monkeypatch, tmp_path):
     for variable in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "LAUNCHER_DEFAULTS"):
         monkeypatch.setenv(variable, "")  # which is put back afterwards, whatever the example sets
         monkeypatch.delenv(variable)
@@ -112,7 +116,7 @@ def test_the_example_in_a_docstring_runs(name, there, first, monkeypatch, tmp_pa
         for variable, value in emulated.environment.items() if emulated is not None else ():
             monkeypatch.setenv(variable, value)
         logging.disable(logging.INFO)  # the SDK's, which says where it found no settings
-        failed = first if name == "launcher" else tried(name)
+        failed = (there / FIRST).read_text() if name == "launcher" else tried(name)
     finally:
         logging.disable(logging.NOTSET)
         if emulated is not None:
