@@ -439,6 +439,15 @@ def test_the_digest_is_that_of_names_and_sizes_in_order_wherever_the_folder_lies
     assert len(set(found)) == 6
 
 
+def test_the_digest_is_the_same_however_many_sizes_a_thread_queries_in_a_row(images, monkeypatch):
+    folder = LabelledFolder(images / "train")
+    whole = folder.digest()
+    assert len(folder) > 5
+    for files in (1, 2, 5):
+        monkeypatch.setattr("training.data.sources.folders.FILES_PER_CALL", files)
+        assert folder.digest() == whole
+
+
 def test_the_description_of_views_changes_with_all_that_changes_their_pixels_and_with_nothing_else(images):
     def described(channels: int = 3, view_size: int | None = None, **values) -> str:
         return json.dumps(data(images, channels, view_size, **values).training.view_description(), sort_keys=True)
