@@ -44,7 +44,7 @@ def here() -> Address:
             found = package(frame.f_code.co_filename)
             via = None if found == "torch" else found
         frame = frame.f_back
-    return address(frame.f_code.co_filename, frame.f_lineno, via)
+    return address(frame.f_code.co_filename, line_of(frame), via)
 
 
 def lines_under_way() -> tuple[tuple[str, int], ...]:
@@ -53,9 +53,15 @@ def lines_under_way() -> tuple[tuple[str, int], ...]:
     lines = []
     while frame is not None:
         if is_users(frame.f_code.co_filename):
-            lines.append((frame.f_code.co_filename, frame.f_lineno))
+            lines.append((frame.f_code.co_filename, line_of(frame)))
         frame = frame.f_back
     return tuple(lines)
+
+
+def line_of(frame: FrameType) -> int:
+    """The line that a frame executes; its function's first one at an instruction of no line, such as those that begin a generator."""
+    line: int | None = frame.f_lineno  # typeshed leaves out the None of Python 3.10 and later
+    return frame.f_code.co_firstlineno if line is None else line
 
 
 def address(file: str, line: int, via: str | None = None) -> Address:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NamedTuple
 
-from launcher_observer.addresses import address, is_users, package
+from launcher_observer.addresses import address, is_users, line_of, package
 
 INTERVAL, LATER, MANY = 0.05, 0.2, 500
 """Seconds between two samples at first; later, after MANY samples: the lines are known by then."""
@@ -89,7 +89,7 @@ def _seen(frame: FrameType | None, phase: str | None) -> Seen | None:
                 outer = outer.f_back
             if phase is None and in_model:  # no batch was seen to arrive, such as the next one without a DataLoader
                 phase = "forward"
-            return Seen(code.co_filename, frame.f_lineno, phase, inner, in_model)
+            return Seen(code.co_filename, line_of(frame), phase, inner, in_model)
         inner = inner or package(code.co_filename)  # what Python's own library does is its caller's
         in_model = in_model or code.co_name in MODULE_CALLS
         frame = frame.f_back

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from launcher_observer.addresses import Address, address, here, is_users
+from launcher_observer.addresses import Address, address, here, is_users, line_of
 
 WRAPPERS = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
 """Class -> the attribute that holds the model itself."""
@@ -104,7 +104,7 @@ def _called(model: Any) -> Address:
             names = [name for name, value in _variables(frame) if id(value) in same]
             own = {line for _, _, line in frame.f_code.co_lines()}
             if lines := [line for name, line in _calls(file) if name in names and line in own]:
-                done = [line for line in lines if line <= frame.f_lineno]  # the loop's call, not one further below
+                done = [line for line in lines if line <= line_of(frame)]  # the loop's call, not one further below
                 return address(file, max(done, default=lines[0]))
         frame = frame.f_back
     return here()

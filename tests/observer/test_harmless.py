@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections import UserDict
+from pathlib import Path
 
 import numpy
 import pytest
 import torch
 from launcher_observer import addresses
+from launcher_observer.lines import LineSampler
 from launcher_observer.secret_shapes import shows_a_secret
 from launcher_observer.setups import samples_of
 
 from launcher.insight.script import Address
+from tests.conftest import wait_until
 from tests.observer.test_observer import line_number, ran
 
 
@@ -50,6 +54,27 @@ def test_samples_are_counted_without_a_call_of_the_users_code(kind):
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_tensor_that_has_no_shape_has_no_known_samples():
     assert samples_of(torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]), 2) == 0
+
+
+def test_an_instruction_of_no_line_counts_as_its_functions_first_line():
+    """A sample can find the training thread at one, such as those that begin a generator. Then `f_lineno` is None."""
+
+    def waiting():
+        over.wait(30)
+
+    over = threading.Event()
+    waiting.__code__ = waiting.__code__.replace(co_linetable=b"")
+    thread = threading.Thread(target=waiting)
+    thread.start()
+    sampler = LineSampler(lambda: None, over.is_set, lambda function, *given: function(*given))
+    sampler.start(thread.ident)
+    try:
+        wait_until(lambda: sampler.lines()["samples"], what="a sample")
+        [seen] = sampler.lines()["lines"]
+    finally:
+        over.set()
+        thread.join()
+    assert Path(__file__).name in seen["file"] and seen["line"] == waiting.__code__.co_firstlineno
 
 
 def test_a_removed_working_folder_ends_no_record(monkeypatch, tmp_path):
