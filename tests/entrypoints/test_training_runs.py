@@ -66,19 +66,27 @@ SCHEDULE = {
 
 
 @pytest.fixture(scope="module")
-def teacher_run(digits, tmp_path_factory) -> launcher.Run:
-    """Three steps of a teacher, in a store of its own."""
+def both_runs(digits, made_once) -> tuple[launcher.Run, launcher.Run]:
+    """Three steps of a teacher, and a student of that run, in a store of their own, which all of pytest's workers look at."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LAUNCHER_RUNS", str(tmp_path_factory.mktemp("runs")))
-        return finished(classifier(digits, hyperparameters=SCHEDULE))
+
+        def make(store: Path) -> None:
+            patch.setenv("LAUNCHER_RUNS", str(store))
+            finished(classifier(digits, hyperparameters=SCHEDULE))
+            finished(job(digits, "train_kd.py", STUDENT, name="student", inputs={"teacher": {"run": "teacher"}}))
+
+        patch.setenv("LAUNCHER_RUNS", str(made_once("teacher-and-student", make)))
+        return launcher.attach("teacher"), launcher.attach("student")
 
 
-@pytest.fixture(scope="module")
-def student_run(digits, teacher_run) -> launcher.Run:
-    """A student of that run, in its store."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LAUNCHER_RUNS", str(teacher_run.folder.path.parent))
-        return finished(job(digits, "train_kd.py", STUDENT, inputs={"teacher": {"run": "teacher"}}))
+@pytest.fixture
+def teacher_run(both_runs) -> launcher.Run:
+    return both_runs[0]
+
+
+@pytest.fixture
+def student_run(both_runs) -> launcher.Run:
+    return both_runs[1]
 
 
 def test_a_teacher_is_trained_and_distilled_through_runs(teacher_run, student_run):
