@@ -59,7 +59,7 @@ def lines_under_way() -> tuple[tuple[str, int], ...]:
 
 
 def line_of(frame: FrameType) -> int:
-    """The line that a frame executes; its function's first one at an instruction of no line, such as those that begin a generator."""
+    """The line that a frame executes; its function's first one at an instruction of no line, such as those that make cells for closures."""
     line: int | None = frame.f_lineno  # typeshed leaves out the None of Python 3.10 and later
     return frame.f_code.co_firstlineno if line is None else line
 

@@ -19,7 +19,7 @@ from training.models import timm_models
 from training.teacher import frozen as teacher
 
 import launcher
-from tests.conftest import ROOT, assert_nothing_left, wait_until
+from tests.conftest import ROOT, assert_nothing_left, shared_store, wait_until
 from tests.entrypoints.torch_versions import gloo_adds_bf16
 
 ALONE = World(0, 1, 0, torch.device("cpu"), "none", "test")
@@ -68,14 +68,13 @@ SCHEDULE = {
 @pytest.fixture(scope="module")
 def both_runs(digits, made_once) -> tuple[launcher.Run, launcher.Run]:
     """Three steps of a teacher, and a student of that run, in a store of their own, which all of pytest's workers look at."""
-    with pytest.MonkeyPatch.context() as patch:
 
-        def make(store: Path) -> None:
-            patch.setenv("LAUNCHER_RUNS", str(store))
+    def make(folder: Path) -> None:
+        with shared_store(folder):
             finished(classifier(digits, hyperparameters=SCHEDULE))
             finished(job(digits, "train_kd.py", STUDENT, name="student", inputs={"teacher": {"run": "teacher"}}))
 
-        patch.setenv("LAUNCHER_RUNS", str(made_once("teacher-and-student", make)))
+    with shared_store(made_once("teacher-and-student", make)):
         return launcher.attach("teacher"), launcher.attach("student")
 
 

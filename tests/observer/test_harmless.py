@@ -57,7 +57,7 @@ def test_a_tensor_that_has_no_shape_has_no_known_samples():
 
 
 def test_an_instruction_of_no_line_counts_as_its_functions_first_line():
-    """A sample can find the training thread at one, such as those that begin a generator. Then `f_lineno` is None."""
+    """A sample can find the training thread at one, such as those that make cells for closures. Then `f_lineno` is None."""
 
     def waiting():
         over.wait(30)
